@@ -1,0 +1,1 @@
+"""Tensors located in bytes."""

@@ -1,0 +1,63 @@
+"""The command line: commands, exit codes, and errors as one line on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version as package_version
+from typing import Annotated
+
+import typer
+
+from mergepipe.cli.demo import demo
+from mergepipe.cli.index import index
+from mergepipe.cli.inspect import check, verify
+from mergepipe.cli.merge import merge, replay
+from mergepipe.cli.plan import explain, plan, sweep
+from mergepipe.errors import MergePipeError
+
+app = typer.Typer(
+    name="mergepipe",
+    help="Merge LLM checkpoints under a budget of bytes read, and prove what went into the result.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (merge, check, index, plan, explain, replay, verify, sweep, demo):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"mergepipe {package_version('mergepipe')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Merge LLM checkpoints under a budget of bytes read, and prove what went into the result."""
+    del version
+
+
+def main() -> None:
+    """Run one command. Exit codes: 0 done, 2 usage or config, 3 inputs refused, 4 budget not met, 1 else."""
+    try:
+        app()
+    except MergePipeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of stdout has gone (`| head`): not an error, and nothing more can be said there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Pure values: units, dtypes, block geometry, byte extents, digests, counter-based randomness."""

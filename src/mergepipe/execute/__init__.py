@@ -1,0 +1,1 @@
+"""Do it: stream the planned bytes, combine, write."""

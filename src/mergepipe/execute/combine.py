@@ -1,0 +1,224 @@
+"""One step of arithmetic: raw tiles of base and experts in, stored bytes of the output out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from mergepipe.core.arrays import Array, Scratch
+from mergepipe.core.dtypes import DType, FloatArray, decode, dtype, encode
+from mergepipe.core.leaves import leaf_digests
+from mergepipe.errors import NonFiniteError
+from mergepipe.operators.contract import Operator, Tile
+from mergepipe.plan.access import AccessPlan
+from mergepipe.plan.logical import TensorMerge
+from mergepipe.plan.schedule import Step
+
+Raw = NDArray[np.uint8]
+
+# What a core's second-level cache holds of a tile's arrays; measured, speed only.
+_CACHE_BYTES = 768 << 10
+_SMALLEST_TILE, _LARGEST_TILE = 4096, 65536
+# Base, result and one decoded temporary, beside what the operator takes.
+_OWN_ARRAYS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTask:
+    """What computing one output tensor takes beside its bytes. `read[i, b]`: is block b of expert i read."""
+
+    number: int
+    tensor: TensorMerge
+    block: int
+    read: NDArray[np.bool_]
+    coefficients: Any
+    copies_unread: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A computed step: the output's bytes and, per slab place, the leaf digests of each block's bytes."""
+
+    out: Raw
+    leaves: Mapping[int, Sequence[tuple[int, list[bytes]]]] = field(hash=False)
+
+
+def tile_elements(operator: Operator, plan: AccessPlan) -> int:
+    """Elements of a tile so that its arrays stay in the second-level cache; a power of two."""
+    experts = max((len(tensor.experts) for tensor in plan.logical.tensors), default=0)
+    arrays = operator.scratch_arrays(experts) + _OWN_ARRAYS
+    count = _LARGEST_TILE
+    while count > _SMALLEST_TILE and count * 4 * arrays > _CACHE_BYTES:
+        count //= 2
+    return count
+
+
+def workspace_bytes(operator: Operator, plan: AccessPlan) -> int:
+    """Bytes one worker's temporaries take at most (float32 and float64 tensors in one merge)."""
+    experts = max((len(tensor.experts) for tensor in plan.logical.tensors), default=0)
+    arrays = operator.scratch_arrays(experts) + _OWN_ARRAYS
+    return tile_elements(operator, plan) * arrays * 14
+
+
+class Workspace:
+    """One worker's temporaries, reused from tile to tile."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._scratch: dict[str, Scratch] = {}
+
+    def scratch(self, compute: np.dtype[Any]) -> Scratch:
+        if compute.name not in self._scratch:
+            self._scratch[compute.name] = Scratch(self.capacity, compute)
+        return self._scratch[compute.name]
+
+
+def combine_step(
+    plan: AccessPlan, operator: Operator, task: TensorTask, step: Step, slabs: Mapping[int, Raw], out: Raw | None,
+    workspace: Workspace,
+) -> StepResult:  # fmt: skip
+    """Compute one step.
+
+    `slabs[p]` holds the stored bytes of the step's span, of the base (p = 0) and of the experts
+    (p = place + 1) as far as they are planned. `out` takes the result; None where the base's bytes
+    are the result. Raises `NonFiniteError` naming the first offender, unless the plan allows it.
+    """
+    tensor = task.tensor
+    base_type, out_type = dtype(tensor.dtype), dtype(tensor.out_dtype)
+    leaves: dict[int, list[tuple[int, list[bytes]]]] = {place: [] for place in step.slabs}
+    for start, stop in _block_spans(step, task.block):
+        block = start // task.block
+        at = start - step.start
+        readers = [p for p in step.slabs if p == 0 or task.read[p - 1, block]]
+        for place in readers:
+            stored = base_type if place == 0 else dtype(tensor.experts[place - 1].dtype)
+            end = stop if place == 0 else min(stop, tensor.experts[place - 1].elements)
+            if end > start:
+                raw = slabs[place][at * stored.itemsize : (end - step.start) * stored.itemsize]
+                leaves[place].append((block, leaf_digests(raw, stored.itemsize)))
+        experts = [p - 1 for p in readers if p]
+        _combine_block(plan, operator, task, slabs, out, (step.start, start, stop), experts, workspace)
+    result = slabs[0] if out is None else out
+    size = base_type.itemsize if out is None else out_type.itemsize
+    return StepResult(result[: (step.stop - step.start) * size], leaves)
+
+
+def _combine_block(
+    plan: AccessPlan, operator: Operator, task: TensorTask, slabs: Mapping[int, Raw], out: Raw | None,
+    place: tuple[int, int, int], experts: Sequence[int], workspace: Workspace,
+) -> None:  # fmt: skip
+    """Elements `[start, stop)` of one block, tile by tile; `place` = (the step's start, start, stop)."""
+    origin, start, stop = place
+    tensor = task.tensor
+    base_type, out_type = dtype(tensor.dtype), dtype(tensor.out_dtype)
+    if not base_type.is_float:
+        if out is not None:
+            size = base_type.itemsize
+            out[(start - origin) * size : (stop - origin) * size] = slabs[0][(start - origin) * size : (stop - origin) * size]
+        return
+    unread = not experts and (not tensor.experts or task.copies_unread)
+    scratch = workspace.scratch(np.dtype(np.float64 if tensor.wide else np.float32))
+    check = not plan.allow_nonfinite
+    for first in range(start, stop, workspace.capacity):
+        count = min(workspace.capacity, stop - first)
+        at = first - origin
+        base_raw = slabs[0][at * base_type.itemsize : (at + count) * base_type.itemsize]
+        base = decode(base_raw, base_type, scratch.floats("tile.base", count))
+        if unread:
+            if check:
+                _require_finite(base, plan.logical.inputs[0].ref, tensor.base, first)
+            result = base
+        else:
+            deltas: list[Callable[[Array], None] | None] = [None] * len(tensor.experts)
+            for expert in experts:
+                deltas[expert] = _delta(plan, task, expert, slabs[expert + 1], origin, first, count, base)
+            result = scratch.floats("tile.out", count)
+            operator.combine(Tile(first, count, base, deltas, scratch), task.coefficients, result)
+        if out is None:
+            continue
+        out_raw = out[at * out_type.itemsize : (at + count) * out_type.itemsize]
+        if unread and base_type.code == out_type.code:
+            out_raw[:] = base_raw
+            continue
+        if check:
+            _require_representable(result, out_type, tensor, first)
+        encode(result, out_type, out_raw)
+
+
+def _delta(
+    plan: AccessPlan, task: TensorTask, expert: int, slab: Raw, origin: int, first: int, count: int, base: FloatArray
+) -> Callable[[Array], None]:  # fmt: skip
+    part = task.tensor.experts[expert]
+    stored = dtype(part.dtype)
+    covered = max(0, min(count, part.elements - first))
+    at = first - origin
+    raw = slab[at * stored.itemsize : (at + covered) * stored.itemsize]
+
+    def write(out: Array) -> None:
+        inner = out[:covered]
+        decode(raw, stored, inner)
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.subtract(inner, base[:covered], out=inner)
+            sum_ = np.add.reduce(inner)
+        if covered < count:
+            out[covered:] = 0.0
+        if not np.isfinite(sum_) and not plan.allow_nonfinite:
+            _require_finite(base, plan.logical.inputs[0].ref, task.tensor.base, first)
+            values = decode(raw, stored, np.empty_like(inner))
+            _require_finite(values, plan.logical.inputs[part.input].ref, part.name, first)
+            _require_finite(inner, plan.logical.inputs[part.input].ref, f"{part.name} (its task vector)", first)
+
+    return write
+
+
+def _require_finite(values: FloatArray, ref: str, tensor: str, first: int) -> None:
+    with np.errstate(invalid="ignore", over="ignore"):
+        if np.isfinite(np.add.reduce(values)):
+            return
+    offenders = np.flatnonzero(~np.isfinite(values))
+    if offenders.size:
+        where = int(offenders[0])
+        raise NonFiniteError(
+            f"{ref}: {tensor} holds {values[where]} at element {first + where:,}: a finite number was expected; "
+            "mend the model, or --allow-nonfinite goes on, without a bound"
+        )
+
+
+def _require_representable(values: FloatArray, target: DType, tensor: TensorMerge, first: int) -> None:
+    """Refuse a result that is, or would be rounded to, NaN or infinity."""
+    limit = _rounding_limit(target)
+    if values.size and np.max(values) < limit and np.min(values) > -limit:
+        return
+    offenders = np.flatnonzero(~(np.abs(values) < limit))
+    if offenders.size:
+        where = int(offenders[0])
+        raise NonFiniteError(
+            f"{tensor.name}: the merged value {values[where]} at element {first + where:,} does not fit "
+            f"{target.code}; choose a wider out_dtype, or --allow-nonfinite goes on, without a bound"
+        )
+
+
+def _rounding_limit(target: DType) -> float:
+    """The least magnitude that rounding to nearest even takes beyond the largest finite number."""
+    info = ml_dtypes.finfo(target.numpy)
+    largest = float(info.max)
+    if target.code == "F64":
+        return float("inf")
+    ulp = 2.0 ** (int(np.floor(np.log2(largest))) - (target.precision - 1))
+    # A float32 result cannot lie between float32's largest number and that limit.
+    return float("inf") if target.code == "F32" else largest + ulp / 2
+
+
+def _block_spans(step: Step, block: int) -> list[tuple[int, int]]:
+    spans = []
+    start = step.start
+    while start < step.stop:
+        stop = min((start // block + 1) * block, step.stop)
+        spans.append((start, stop))
+        start = stop
+    return spans

@@ -1,0 +1,34 @@
+"""Bounded buffers: a fixed number of equal slabs, taken and given back."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class SlabPool:
+    """`count` buffers of `size` bytes each, allocated as they are first needed and then reused."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self.size = size
+        self._unmade = count
+        self._free: list[NDArray[np.uint8]] = []
+        self._lock = threading.Lock()
+
+    def try_take(self, count: int) -> list[NDArray[np.uint8]] | None:
+        """`count` slabs, or None if fewer are free; all or nothing."""
+        with self._lock:
+            if len(self._free) + self._unmade < count:
+                return None
+            while len(self._free) < count:
+                self._free.append(np.empty(self.size, np.uint8))
+                self._unmade -= 1
+            taken = self._free[-count:]
+            del self._free[-count:]
+            return taken
+
+    def give_back(self, slabs: list[NDArray[np.uint8]]) -> None:
+        with self._lock:
+            self._free += slabs

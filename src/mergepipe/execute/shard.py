@@ -1,0 +1,209 @@
+"""Execute one output shard: read, combine, write, hash, overlapped; memory is bounded by the slabs.
+
+Readers fill slabs ahead in plan order, workers combine full ones, the caller's thread writes results
+in output order and gives slabs back. A step takes all its slabs at once before its reads are issued,
+and only the oldest step is waited for, so no order of completion can block the pipeline.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mergepipe.checkpoint.model import Checkpoint
+from mergepipe.checkpoint.writer import ShardWriter
+from mergepipe.execute.combine import (
+    Raw,
+    StepResult,
+    TensorTask,
+    Workspace,
+    combine_step,
+    tile_elements,
+)
+from mergepipe.execute.ledger import ReadLedger
+from mergepipe.execute.memory import SlabPool
+from mergepipe.manifest.model import FileRecord, Receipt
+from mergepipe.operators.contract import Operator
+from mergepipe.plan.access import AccessPlan, read_set, resolve_tensor
+from mergepipe.plan.schedule import Limits, Read, ShardPlan, Step, steps
+from mergepipe.store.contract import ByteStore, Purpose
+from mergepipe.store.meter import Meter
+from mergepipe.store.opening import open_store
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWork:
+    """Everything one shard's execution needs, as values."""
+
+    plan: AccessPlan
+    operator: Operator
+    shard: ShardPlan
+    checkpoints: tuple[Checkpoint, ...]
+    limits: Limits
+
+
+def execute_shard(work: ShardWork, path: Path, progress: Progress) -> Receipt:
+    """Write one output file at `path`; `progress` is told the bytes written so far added.
+
+    Reads exactly the shard's planned bytes: its own meter refuses an expert byte more. Raises
+    `NonFiniteError`, `StaleIndex`, `SourceError`, `OutputError`; the file is then unfinished.
+    """
+    plan, shard = work.plan, work.shard
+    meter = Meter({Purpose.EXPERT: shard.allowance})
+    entries = [(t.name, t.out_dtype, t.shape) for t in (plan.logical.tensors[n] for n in shard.tensors)]
+    ledger = ReadLedger(plan)
+    with ExitStack() as stack:
+        sink = stack.enter_context(ShardWriter(path, entries))
+        stores = [stack.enter_context(_Closing(store)) for store in _open_stores(plan, meter)]
+        pipeline = stack.enter_context(_Pipeline(work, stores))
+        for pending in pipeline.run():
+            result = pending.result.result()
+            ledger.retire(pending.task, result)
+            sink.append(result.out)
+            progress(result.out.nbytes)
+            pipeline.release(pending)
+            if pending.step.stop == pending.task.tensor.elements:
+                ledger.finish_tensor(pending.task)
+        size, sha256 = sink.close()
+    spent = meter.spent()
+    return Receipt(
+        file=FileRecord(shard.name, size, sha256),
+        read_digests={str(n): digest for n, digest in enumerate(ledger.digests())},
+        bytes_by_purpose={purpose.value: count for purpose, count in spent.bytes.items() if count},
+        reads_by_purpose={purpose.value: count for purpose, count in spent.reads.items() if count},
+        expert_bytes_by_source=dict(spent.by_source),
+    )
+
+
+def _open_stores(plan: AccessPlan, meter: Meter) -> Iterator[ByteStore]:
+    for number, each in enumerate(plan.logical.inputs):
+        yield open_store(each.url, meter, Purpose.EXPERT if number else Purpose.BASE, each.source)
+
+
+class _Closing:
+    def __init__(self, store: ByteStore) -> None:
+        self._store = store
+
+    def __enter__(self) -> ByteStore:
+        return self._store
+
+    def __exit__(self, *_: object) -> None:
+        self._store.close()
+
+
+class _Pending:
+    """A step under way: its slabs, how many of its reads are outstanding, its result to come."""
+
+    def __init__(self, task: TensorTask, step: Step, slabs: dict[int, Raw], out: Raw | None) -> None:
+        self.task, self.step, self.slabs, self.out = task, step, slabs, out
+        self.outstanding = len(step.reads)
+        self.lock = threading.Lock()
+        self.result: Future[StepResult] = Future()
+
+
+class _Pipeline:
+    """Keeps as many steps under way as slabs allow."""
+
+    def __init__(self, work: ShardWork, stores: Sequence[ByteStore]) -> None:
+        self._work = work
+        self._stores = stores
+        self._pool = SlabPool(work.shard.slab_bytes, work.shard.slabs)
+        self._readers = ThreadPoolExecutor(work.limits.readers, "mergepipe-read")
+        self._workers = ThreadPoolExecutor(work.limits.workers, "mergepipe-combine")
+        self._stopped = False
+        capacity = tile_elements(work.operator, work.plan)
+        self._spaces = deque(Workspace(capacity) for _ in range(work.limits.workers))
+
+    def __enter__(self) -> _Pipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        self._readers.shutdown(cancel_futures=True)
+        self._workers.shutdown(cancel_futures=True)
+
+    def run(self) -> Iterator[_Pending]:
+        """Steps in output order, each as soon as it is the oldest; its result may still be to come."""
+        waiting: deque[_Pending] = deque()
+        for task, step in self._steps():
+            while (begun := self._begin(task, step)) is None:
+                yield waiting.popleft()
+            waiting.append(begun)
+        yield from waiting
+
+    def release(self, pending: _Pending) -> None:
+        """Give a written step's slabs back."""
+        slabs = list(pending.slabs.values()) + ([] if pending.out is None else [pending.out])
+        pending.slabs.clear()
+        self._pool.give_back(slabs)
+
+    def _steps(self) -> Iterator[tuple[TensorTask, Step]]:
+        task: TensorTask | None = None
+        for step in steps(self._work.plan, self._work.shard, self._work.checkpoints):
+            if task is None or task.number != step.tensor:
+                task = _task(self._work, step.tensor)
+            yield task, step
+
+    def _begin(self, task: TensorTask, step: Step) -> _Pending | None:
+        tensor = task.tensor
+        verbatim = len(step.slabs) == 1 and tensor.dtype == tensor.out_dtype and task.copies_unread
+        slabs = self._pool.try_take(len(step.slabs) + (not verbatim))
+        if slabs is None:
+            return None
+        out = None if verbatim else slabs.pop()
+        pending = _Pending(task, step, dict(zip(step.slabs, slabs, strict=True)), out)
+        places = {0: 0} | {expert.input: place for place, expert in enumerate(tensor.experts, start=1)}
+        for read in step.reads:
+            self._readers.submit(self._fill, pending, read, pending.slabs[places[read.input]])
+        return pending
+
+    def _fill(self, pending: _Pending, read: Read, slab: Raw) -> None:
+        try:
+            if not self._stopped:
+                window = memoryview(slab)[read.offset : read.offset + read.stop - read.start]
+                self._stores[read.input].read_into(read.key, read.start, window)
+        except BaseException as error:
+            with pending.lock:
+                if not pending.result.done():
+                    pending.result.set_exception(error)
+            return
+        with pending.lock:
+            pending.outstanding -= 1
+            ready = pending.outstanding == 0 and not pending.result.done()
+        if ready and not self._stopped:
+            self._workers.submit(self._combine, pending)
+
+    def _combine(self, pending: _Pending) -> None:
+        space = self._spaces.popleft()
+        try:
+            work = self._work
+            result = combine_step(
+                work.plan, work.operator, pending.task, pending.step, pending.slabs, pending.out, space
+            )
+        except BaseException as error:
+            pending.result.set_exception(error)
+        else:
+            pending.result.set_result(result)
+        finally:
+            self._spaces.append(space)
+
+
+def _task(work: ShardWork, number: int) -> TensorTask:
+    tensor, access = work.plan.logical.tensors[number], work.plan.tensors[number]
+    blocks = -(-tensor.elements // access.block)
+    read = np.zeros((len(tensor.experts), blocks), np.bool_)
+    for place in range(len(tensor.experts)):
+        read[place] = read_set(access, place, blocks)
+    if not tensor.experts:
+        return TensorTask(number, tensor, access.block, read, None, True)
+    coefficients = resolve_tensor(work.plan, work.operator, number)
+    return TensorTask(number, tensor, access.block, read, coefficients, work.operator.copies_unread(coefficients))

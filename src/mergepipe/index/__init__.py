@@ -1,0 +1,1 @@
+"""Knowledge of deltas: per-block facts and order statistics, kept between runs."""

@@ -1,0 +1,1 @@
+"""What was done, as values."""

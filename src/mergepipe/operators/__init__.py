@@ -1,0 +1,1 @@
+"""Arithmetic: the merge methods, as pure functions on tiles with declared needs."""

@@ -1,0 +1,92 @@
+"""Weighted average of models: `θ = Σ wᵢθᵢ`, divided by `Σ wᵢ` under `normalize`.
+
+Around the base `θ₀`, with `a₀ = Σ wᵢ` over all inputs (the base's own weight included, 0 if it is no
+input): `θ = a₀θ₀ + Σ wᵢδᵢ`; under `normalize` `a₀` is 1 exactly and `cᵢ = wᵢ/Σw`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mergepipe.core.arrays import Array
+from mergepipe.errors import RecipeError
+from mergepipe.operators.additive import negated_sum, omitted_sum, subtract_from_base, write_whole
+from mergepipe.operators.contract import (
+    AccessClass,
+    Grain,
+    Norms,
+    Operator,
+    Reads,
+    TensorSpec,
+    Tile,
+)
+from mergepipe.operators.parameters import WEIGHT, normalize, number, tile_weights, to_tile, weights_of
+from mergepipe.stats.contract import Fact, Need
+
+# Weights whose sum is this small beside them would blow up what float32 can say of the deltas.
+_CANCELLING = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCoefficients:
+    """`a₀` and, for each term, `cᵢ`."""
+
+    base: float
+    terms: tuple[float, ...]
+
+
+class Linear:
+    """The method `linear`."""
+
+    name = "linear"
+    version = "linear@mergekit"
+    access = AccessClass.ADDITIVE
+    grain = Grain.ELEMENT
+    needs_base = False
+    parameters = (WEIGHT, normalize(True))
+    doc = "θ = Σ wᵢθᵢ / Σ wᵢ (model soups, arXiv:2203.05482)"
+
+    def needs(self, spec: TensorSpec) -> tuple[tuple[Need, ...], ...]:
+        return ((),) * len(spec.terms)
+
+    def resolve(self, spec: TensorSpec, facts: Sequence[Sequence[Fact]]) -> LinearCoefficients:
+        """Coefficients; `RecipeError` where weights to be normalised add up to nothing."""
+        given = weights_of(spec)
+        every = given if spec.reference is None else [number(spec.reference, "weight"), *given]
+        total = math.fsum(every)
+        if not spec.parameters["normalize"]:
+            return LinearCoefficients(to_tile(total, spec, "the sum of the weights"), tile_weights(given, spec))
+        if abs(total) <= _CANCELLING * math.fsum(map(abs, every)):
+            raise RecipeError(
+                f"{spec.name}: the weights {', '.join(f'{weight:g}' for weight in every)} add up to {total:g}, "
+                "so they cannot be normalized; change a weight or set normalize: false"
+            )
+        return LinearCoefficients(1.0, tile_weights([weight / total for weight in given], spec))
+
+    def scratch_arrays(self, terms: int) -> int:
+        return 1
+
+    def combine(self, tile: Tile, coefficients: Any, out: Array) -> None:
+        negated_sum(tile, coefficients.terms, write_whole, out)
+        subtract_from_base(tile, coefficients.base, out)
+
+    def copies_unread(self, coefficients: Any) -> bool:
+        return bool(coefficients.base == 1.0)
+
+    def gains(self, coefficients: Any) -> tuple[float, ...]:
+        return tuple(abs(term) for term in coefficients.terms)
+
+    def exact_gains(self, coefficients: Any) -> bool:
+        return True
+
+    def base_gain(self, coefficients: Any) -> float:
+        return float(abs(coefficients.base))
+
+    def bound(self, coefficients: Any, norms: Norms, read: Reads) -> Norms | str:
+        return omitted_sum(self.gains(coefficients), norms, read)
+
+
+OPERATORS: tuple[Operator, ...] = (Linear(),)

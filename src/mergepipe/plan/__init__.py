@@ -1,0 +1,1 @@
+"""What to do: the logical plan, the access plan, the schedule."""

@@ -1,0 +1,47 @@
+"""What reading costs: bytes of expert blocks, as the schedule will ask for them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergepipe.core.blocks import BlockGrid, block_grid
+from mergepipe.core.dtypes import dtype
+from mergepipe.plan.logical import ExpertTensor, LogicalPlan, TensorMerge
+
+
+def grid_of(tensor: TensorMerge, block_bytes: int) -> BlockGrid:
+    """The block grid of an output tensor: about `block_bytes` of the base's storage a block."""
+    return block_grid(tensor.shape, dtype(tensor.dtype).itemsize, block_bytes, tensor.row_multiple)
+
+
+def block_costs(expert: ExpertTensor, grid: BlockGrid) -> NDArray[np.int64]:
+    """Bytes of each block of one expert tensor; 0 for blocks beyond what the expert covers."""
+    starts = np.arange(grid.count, dtype=np.int64) * grid.block
+    covered = np.clip(expert.elements - starts, 0, grid.block)
+    return covered * dtype(expert.dtype).itemsize
+
+
+def full_bytes(logical: LogicalPlan) -> int:
+    """Payload of all expert tensors the merge uses: what a full read of the experts costs."""
+    return sum(e.elements * dtype(e.dtype).itemsize for tensor in logical.tensors for e in tensor.experts)
+
+
+def base_bytes(logical: LogicalPlan) -> int:
+    """Payload of the base, which every merge reads in full."""
+    return sum(tensor.elements * dtype(tensor.dtype).itemsize for tensor in logical.tensors)
+
+
+def output_bytes(logical: LogicalPlan) -> int:
+    """Payload of the output's tensors."""
+    return sum(tensor.elements * dtype(tensor.out_dtype).itemsize for tensor in logical.tensors)
+
+
+def largest_block(logical: LogicalPlan, block_bytes: int) -> int:
+    """Bytes of the largest expert block: what one block of a budget in blocks may cost."""
+    sizes = [
+        block_costs(expert, grid_of(tensor, block_bytes)).max(initial=0)
+        for tensor in logical.tensors
+        for expert in tensor.experts
+    ]
+    return int(max(sizes, default=0))

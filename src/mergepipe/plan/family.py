@@ -1,0 +1,256 @@
+"""Alignment of a base and its experts by name and shape: headers and configs in, findings out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from mergepipe.checkpoint.model import Checkpoint, TensorInfo
+from mergepipe.checkpoint.names import NameMatch, is_derived_buffer, match_names, parse_role
+from mergepipe.errors import IncompatibleModels
+
+_LISTED = 8
+
+
+class Severity(str, Enum):
+    """An error stops the merge; a warning or a note does not."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing the family report says, about one model."""
+
+    severity: Severity
+    model: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.severity.value}: {self.model}: {self.message}"
+
+
+class VocabularyRule(str, Enum):
+    """What to do when vocabulary rows differ."""
+
+    STOP = "stop"
+    COMMON = "common"
+
+
+class MissingRule(str, Enum):
+    """What to do when an expert lacks a tensor of the base."""
+
+    STOP = "stop"
+    BASE = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyRules:
+    """The user's choices where models differ: stop (default), or the stated rule."""
+
+    vocabulary: VocabularyRule = VocabularyRule.STOP
+    missing: MissingRule = MissingRule.STOP
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPart:
+    """The expert tensor merged into a base tensor, and how many leading elements it covers."""
+
+    tensor: TensorInfo
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedTensor:
+    """A base tensor with each expert's part, None where an expert has none. `copied`: no merge."""
+
+    base: TensorInfo
+    parts: tuple[ExpertPart | None, ...]
+    copied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A base, its experts in recipe order, their alignment and the findings."""
+
+    base: Checkpoint
+    experts: tuple[Checkpoint, ...]
+    tensors: tuple[AlignedTensor, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.severity is Severity.ERROR)
+
+
+def align(base: Checkpoint, experts: Sequence[Checkpoint], rules: FamilyRules) -> Family:
+    """Align by name and shape. Never raises for what models contain: it is in `findings`.
+
+    The output has the base's tensors: what only an expert has is reported and not written, what an
+    expert lacks stops the run or counts as a zero delta.
+    """
+    findings = [Finding(Severity.NOTE, model.ref, note) for model in (base, *experts) for note in model.notes]
+    findings += _base_findings(base)
+    columns: list[dict[str, ExpertPart | None]] = []
+    for expert in experts:
+        column, about = _align_expert(base, expert, rules)
+        columns.append(column)
+        findings += _config_findings(base, expert) + about
+    tensors = []
+    for name, tensor in base.tensors.items():
+        copied = not tensor.storage.is_float or is_derived_buffer(name)
+        parts = tuple(None if copied else column.get(name) for column in columns)
+        tensors.append(AlignedTensor(tensor, parts, copied))
+    buffers = [tensor.base.name for tensor in tensors if tensor.copied]
+    if buffers:
+        findings.append(Finding(Severity.NOTE, base.ref, f"copied from the base, never merged: {_listed(buffers)}"))
+    return Family(base, tuple(experts), tuple(tensors), tuple(findings))
+
+
+def require_aligned(family: Family) -> None:
+    """Raise `IncompatibleModels` with every error among the findings."""
+    if family.errors:
+        raise IncompatibleModels("; ".join(f"{finding.model}: {finding.message}" for finding in family.errors))
+
+
+def _align_expert(
+    base: Checkpoint, expert: Checkpoint, rules: FamilyRules
+) -> tuple[dict[str, ExpertPart | None], list[Finding]]:
+    match = match_names(base, expert)
+    findings: list[Finding] = []
+    if match.rule:
+        findings.append(Finding(Severity.NOTE, expert.ref, f"names reconciled: {match.rule}"))
+    column: dict[str, ExpertPart | None] = {}
+    missing: list[str] = []
+    retyped: Counter[str] = Counter()
+    for name, tensor in base.tensors.items():
+        if not tensor.storage.is_float or is_derived_buffer(name):
+            continue
+        found = expert.tensors.get(match.mapping.get(name, ""))
+        if found is None:
+            found = _tied_head(base, expert, match, name)
+            if found is None:
+                missing.append(name)
+                continue
+            findings.append(
+                Finding(Severity.NOTE, expert.ref, f"{name} is tied there: its embedding {found.name} is merged into it")
+            )
+        part, finding = _part(base, expert, tensor, found, rules)
+        column[name] = part
+        if finding:
+            findings.append(finding)
+        if found.dtype != tensor.dtype:
+            retyped[f"{found.dtype} (base {tensor.dtype})"] += 1
+    findings += [
+        Finding(Severity.NOTE, expert.ref, f"{count} tensors are stored as {kind}; read exactly as stored")
+        for kind, count in sorted(retyped.items())
+    ]
+    if missing:
+        findings.append(_missing_finding(base, expert, missing, rules))
+    findings += _extra_findings(base, expert, match)
+    return column, findings
+
+
+def _tied_head(base: Checkpoint, expert: Checkpoint, match: NameMatch, name: str) -> TensorInfo | None:
+    """The expert's embedding where the base has a head of its own and the expert ties them."""
+    if parse_role(name, base.tensors[name].shape, base.config).component != "lm_head":
+        return None
+    for base_name, expert_name in match.mapping.items():
+        if parse_role(base_name, base.tensors[base_name].shape, base.config).component == "embed":
+            return expert.tensors.get(expert_name)
+    return None
+
+
+def _part(
+    base: Checkpoint, expert: Checkpoint, tensor: TensorInfo, found: TensorInfo, rules: FamilyRules
+) -> tuple[ExpertPart | None, Finding | None]:
+    if not found.storage.is_float:
+        message = f"{found.name} is {found.dtype}, the base's is {tensor.dtype}: a packed or converted tensor"
+        return None, Finding(Severity.ERROR, expert.ref, message)
+    if found.shape == tensor.shape:
+        return ExpertPart(found, tensor.elements), None
+    role = parse_role(tensor.name, tensor.shape, base.config).component
+    rows_only = found.shape[1:] == tensor.shape[1:] and len(found.shape) == len(tensor.shape) >= 1
+    if role not in ("embed", "lm_head") or not rows_only:
+        message = f"{found.name} has shape {list(found.shape)}, the base's {tensor.name} has {list(tensor.shape)}"
+        return None, Finding(Severity.ERROR, expert.ref, message)
+    both = f"{found.name} has {found.shape[0]} vocabulary rows, the base has {tensor.shape[0]}"
+    if rules.vocabulary is VocabularyRule.STOP:
+        message = f"{both}; --vocab common merges the common rows and keeps the base's rest"
+        return None, Finding(Severity.ERROR, expert.ref, message)
+    common = min(found.shape[0], tensor.shape[0])
+    row = tensor.elements // max(1, tensor.shape[0])
+    message = f"{both}: the first {common} are merged, the base's rest is kept"
+    return ExpertPart(found, common * row), Finding(Severity.WARNING, expert.ref, message)
+
+
+def _missing_finding(base: Checkpoint, expert: Checkpoint, missing: list[str], rules: FamilyRules) -> Finding:
+    what = f"{len(missing)} of the base's {len(base.tensors)} tensors are missing: {_listed(missing)}"
+    if rules.missing is MissingRule.BASE:
+        return Finding(Severity.WARNING, expert.ref, f"{what}; they count as unchanged (a zero delta)")
+    return Finding(Severity.ERROR, expert.ref, f"{what}; --missing base counts them as unchanged")
+
+
+def _extra_findings(base: Checkpoint, expert: Checkpoint, match: NameMatch) -> list[Finding]:
+    extra = [name for name in match.extra if not is_derived_buffer(name)]
+    heads = [n for n in extra if parse_role(n, expert.tensors[n].shape, expert.config).component == "lm_head"]
+    findings = []
+    for name in heads:
+        extra.remove(name)
+        tied = _flag(expert.config, "tie_word_embeddings")
+        if tied is False:
+            message = f"{name} is a head of its own; the base ties head and embedding, so it is not in the output"
+            findings.append(Finding(Severity.WARNING, expert.ref, message))
+        else:
+            message = f"{name} is redundant (tied to the embedding, as in the base) and is not written"
+            findings.append(Finding(Severity.NOTE, expert.ref, message))
+    if extra:
+        message = f"{len(extra)} tensors are not in the base and are not written: {_listed(extra)}"
+        findings.append(Finding(Severity.WARNING, expert.ref, message))
+    ignored = [name for name in match.extra if is_derived_buffer(name)]
+    if ignored:
+        findings.append(Finding(Severity.NOTE, expert.ref, f"derived buffers ignored: {_listed(ignored)}"))
+    return findings
+
+
+def _base_findings(base: Checkpoint) -> list[Finding]:
+    rows = _flag(base.config, "vocab_size")
+    findings = []
+    for name, tensor in base.tensors.items():
+        if parse_role(name, tensor.shape, base.config).component == "embed" and isinstance(rows, int):
+            if tensor.shape and tensor.shape[0] != rows:
+                message = f"{name} has {tensor.shape[0]} rows, config.json says vocab_size {rows}"
+                findings.append(Finding(Severity.WARNING, base.ref, message))
+    return findings
+
+
+def _config_findings(base: Checkpoint, expert: Checkpoint) -> list[Finding]:
+    findings = []
+    mine, theirs = base.config.get("architectures"), expert.config.get("architectures")
+    if mine and theirs and mine != theirs:
+        message = f"config.json: architectures {theirs}, the base has {mine}: these models share no coordinate system"
+        findings.append(Finding(Severity.ERROR, expert.ref, message))
+    for key in ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "rms_norm_eps", "hidden_act"):
+        left, right = _flag(base.config, key), _flag(expert.config, key)
+        if left != right and left is not None and right is not None:
+            message = f"config.json: {key} is {right}, the base has {left}; the output keeps the base's"
+            findings.append(Finding(Severity.WARNING, expert.ref, message))
+    return findings
+
+
+def _flag(config: Mapping[str, Any], key: str) -> Any:
+    """A config value at the top or in the text part of a multimodal config."""
+    if key in config:
+        return config[key]
+    nested = config.get("text_config")
+    return nested.get(key) if isinstance(nested, Mapping) else None
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_LISTED])
+    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"

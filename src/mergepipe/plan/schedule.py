@@ -1,0 +1,231 @@
+"""The schedule: when and how bytes are read. Nothing here may change an output byte.
+
+A step is a span of one output tensor, computed at once. Steps are made on the fly from the access
+plan, so that a schedule takes no memory that grows with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergepipe.checkpoint.model import Checkpoint, TensorInfo
+from mergepipe.core.dtypes import dtype
+from mergepipe.core.extents import coalesce
+from mergepipe.core.leaves import LEAF
+from mergepipe.errors import BudgetInfeasible, ManifestMismatch, MemoryLimitTooSmall
+from mergepipe.plan.access import AccessPlan, read_set
+from mergepipe.plan.logical import TensorMerge
+
+# Above this, larger reads gain nothing on a local disk.
+_LARGEST_SLAB = 4 << 20
+# Reads issued ahead: with fewer steps in flight, storage waits for arithmetic.
+_STEPS_AHEAD = 6
+# A gap this small is cheaper to read through than to seek over.
+_GAP = 128 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Resources; they change speed only. `memory` bounds data buffers, in bytes."""
+
+    memory: int = 512 << 20
+    readers: int = 4
+    workers: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One ranged read: bytes `[start, stop)` of `key` of an input, to `offset` in that input's slab."""
+
+    input: int
+    key: str
+    start: int
+    stop: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Elements `[start, stop)` of one output tensor: whole blocks, or leaves of one block.
+
+    `slabs` lists the inputs that need a buffer (the base first, then experts by their place in the
+    tensor's `experts`, counted from 1). `reads` are the ranged reads, in order.
+    """
+
+    tensor: int
+    start: int
+    stop: int
+    slabs: tuple[int, ...]
+    reads: tuple[Read, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """One output file: its tensors, its part of the budget, and the geometry of its steps.
+
+    `allowance` is the exact sum of the shard's expert reads, `gap_bytes` what of it lies in gaps
+    between planned blocks. `slab_bytes` is the size of one buffer, `slabs` how many there are.
+    """
+
+    name: str
+    tensors: tuple[int, ...]
+    allowance: int
+    gap_bytes: int
+    gap_limit: int
+    slab_bytes: int
+    slabs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """All shards, and what they read of the experts in total."""
+
+    shards: tuple[ShardPlan, ...]
+    expert_bytes: int
+
+
+def lay_out(plan: AccessPlan, checkpoints: Sequence[Checkpoint], limits: Limits, scratch_bytes: int) -> Schedule:
+    """Size buffers to the memory limit, merge neighbouring reads, and prove the sum within the budget.
+
+    `scratch_bytes` is what computing takes beside the slabs. Raises `MemoryLimitTooSmall` or
+    `BudgetInfeasible` before anything is read, `ManifestMismatch` if a checkpoint is not the planned one.
+    """
+    for planned, found in zip(plan.logical.inputs, checkpoints, strict=True):
+        if planned.header_digest != found.header_digest:
+            raise ManifestMismatch(
+                f"{planned.ref}: tensor names, dtypes, shapes, offsets or file sizes differ from the planned ones "
+                f"(planned header {planned.header_digest}, found {found.header_digest}); plan again"
+            )
+    slab_bytes, slabs = _slabs(plan, limits, scratch_bytes)
+    left = 0 if plan.budget.cap is None else plan.budget.cap - plan.planned_bytes
+    shards = []
+    for file in plan.logical.files:
+        shard = ShardPlan(file.name, file.tensors, 0, 0, max(0, left), slab_bytes, slabs)
+        asked = sum(
+            read.stop - read.start for step in steps(plan, shard, checkpoints) for read in step.reads if read.input
+        )
+        gaps = asked - _planned_bytes(plan, file.tensors)
+        left -= gaps
+        shards.append(replace(shard, allowance=asked, gap_bytes=gaps))
+    total = sum(shard.allowance for shard in shards)
+    if plan.budget.cap is not None and total > plan.budget.cap:
+        raise BudgetInfeasible(total, plan.budget.cap, "the schedule")
+    return Schedule(tuple(shards), total)
+
+
+def steps(plan: AccessPlan, shard: ShardPlan, checkpoints: Sequence[Checkpoint]) -> Iterator[Step]:
+    """The shard's steps in output order; every call gives the same."""
+    gap_left = shard.gap_limit
+    for number in shard.tensors:
+        tensor = plan.logical.tensors[number]
+        infos = _infos(plan, tensor, checkpoints)
+        grid_block = plan.tensors[number].block
+        blocks = -(-tensor.elements // grid_block)
+        reads = [read_set(plan.tensors[number], expert, blocks) for expert in range(len(tensor.experts))]
+        for start, stop in _spans(tensor, grid_block, shard.slab_bytes):
+            step, gaps = _step(number, tensor, infos, reads, grid_block, start, stop, gap_left)
+            gap_left -= gaps
+            yield step
+
+
+def _step(
+    number: int,
+    tensor: TensorMerge,
+    infos: Sequence[tuple[int, TensorInfo]],
+    reads: Sequence[NDArray[np.bool_]],
+    block: int,
+    start: int,
+    stop: int,
+    gap_left: int,
+) -> tuple[Step, int]:
+    input_, info = infos[0]
+    asked = [_read(input_, info, start, start, stop)]
+    slabs = [0]
+    gaps = 0
+    for place, ((input_, info), expert, read) in enumerate(zip(infos[1:], tensor.experts, reads, strict=True), start=1):
+        runs = _runs(read, block, start, min(stop, expert.elements))
+        if not runs:
+            continue
+        size = info.storage.itemsize
+        merged = coalesce([(a * size, b * size) for a, b in runs], _GAP, gap_left - gaps)
+        gaps += sum(b - a for a, b in merged) - sum(b - a for a, b in runs) * size
+        slabs.append(place)
+        asked += [_read(input_, info, start, a // size, b // size) for a, b in merged]
+    return Step(number, start, stop, tuple(slabs), tuple(asked)), gaps
+
+
+def _runs(read: NDArray[np.bool_], block: int, start: int, stop: int) -> list[tuple[int, int]]:
+    """Element runs of the blocks read within `[start, stop)`, one a block (`coalesce` joins them)."""
+    if start >= stop:
+        return []
+    first = start // block
+    inside = np.flatnonzero(read[first : -(-stop // block)]) + first
+    return [(max(start, int(b) * block), min(stop, (int(b) + 1) * block)) for b in inside]
+
+
+def _read(input_: int, info: TensorInfo, origin: int, start: int, stop: int) -> Read:
+    size = info.storage.itemsize
+    begin = info.extent.start
+    return Read(input_, info.extent.key, begin + start * size, begin + stop * size, (start - origin) * size)
+
+
+def _spans(tensor: TensorMerge, block: int, slab_bytes: int) -> Iterator[tuple[int, int]]:
+    """Whole blocks up to a slab's size, or leaves of a block larger than a slab."""
+    most = slab_bytes // _widest(tensor)
+    if block <= most:
+        stride = most // block * block
+        for start in range(0, tensor.elements, stride):
+            yield start, min(start + stride, tensor.elements)
+        return
+    stride = most // LEAF * LEAF
+    for first in range(0, tensor.elements, block):
+        end = min(first + block, tensor.elements)
+        for start in range(first, end, stride):
+            yield start, min(start + stride, end)
+
+
+def _widest(tensor: TensorMerge) -> int:
+    codes = [tensor.dtype, tensor.out_dtype, *(expert.dtype for expert in tensor.experts)]
+    return max(dtype(code).itemsize for code in codes)
+
+
+def _infos(plan: AccessPlan, tensor: TensorMerge, checkpoints: Sequence[Checkpoint]) -> list[tuple[int, TensorInfo]]:
+    return [
+        (0, checkpoints[0].tensors[tensor.base]),
+        *((expert.input, checkpoints[expert.input].tensors[expert.name]) for expert in tensor.experts),
+    ]
+
+
+def _planned_bytes(plan: AccessPlan, tensors: Sequence[int]) -> int:
+    total = 0
+    for number in tensors:
+        tensor, access = plan.logical.tensors[number], plan.tensors[number]
+        blocks = -(-tensor.elements // access.block)
+        for place, expert in enumerate(tensor.experts):
+            numbers = np.flatnonzero(read_set(access, place, blocks))
+            covered = np.clip(expert.elements - numbers * access.block, 0, access.block)
+            total += int(covered.sum()) * dtype(expert.dtype).itemsize
+    return total
+
+
+def _slabs(plan: AccessPlan, limits: Limits, scratch_bytes: int) -> tuple[int, int]:
+    """Size and number of buffers: room for several steps, each of one slab an input and one for the result."""
+    widest = max((_widest(tensor) for tensor in plan.logical.tensors), default=1)
+    most = max((len(tensor.experts) for tensor in plan.logical.tensors), default=0) + 2
+    smallest = LEAF * widest
+    room = limits.memory - scratch_bytes
+    if room < most * smallest:
+        raise MemoryLimitTooSmall(
+            f"one span of {LEAF:,} elements of {most - 2} experts", most * smallest + scratch_bytes, limits.memory
+        )
+    slab = max(smallest, min(_LARGEST_SLAB, room // (most * _STEPS_AHEAD)) // smallest * smallest)
+    return slab, room // slab
+
+
+def source_names(plan: AccessPlan) -> Mapping[int, str]:
+    """Input position → the name its bytes are metered under."""
+    return {number: each.source for number, each in enumerate(plan.logical.inputs)}

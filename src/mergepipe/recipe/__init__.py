@@ -1,0 +1,1 @@
+"""Intent: what the user asked for, before any model is opened."""

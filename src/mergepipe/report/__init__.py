@@ -1,0 +1,1 @@
+"""What just happened, as numbers side by side and as text."""

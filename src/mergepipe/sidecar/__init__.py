@@ -1,0 +1,1 @@
+"""Everything of a checkpoint that is not a tensor."""

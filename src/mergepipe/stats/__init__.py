@@ -1,0 +1,1 @@
+"""Mergeable numbers: sums, counts and order statistics of deltas, independent of how data arrives."""

@@ -1,0 +1,1 @@
+"""Contract suites, tiny models and fault injection for tests; nothing in the package imports it."""

@@ -12,16 +12,13 @@ import platform
 import resource
 import shutil
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
-
-import msgspec
-import numpy as np
 
 from mergepipe.checkpoint.model import Checkpoint
 from mergepipe.checkpoint.opening import open_checkpoint
@@ -46,13 +43,14 @@ from mergepipe.plan.bind import Roles, assign_roles, bind
 from mergepipe.plan.budget import Budget, parse_budget
 from mergepipe.plan.cost import full_bytes, largest_block, output_bytes
 from mergepipe.plan.encode import decode_plan, encode_plan, plan_from
-from mergepipe.plan.family import Family, FamilyRules, align, require_aligned
+from mergepipe.plan.explain import explain_plan
+from mergepipe.plan.family import Family, FamilyRules, MissingRule, VocabularyRule, align, require_aligned
 from mergepipe.plan.logical import LogicalPlan
 from mergepipe.plan.pairs import index_pairs
 from mergepipe.plan.schedule import Limits, Schedule, lay_out
 from mergepipe.plan.select import Policy
 from mergepipe.publish.commit import check_output, commit
-from mergepipe.publish.disk import Disk, LocalDisk
+from mergepipe.publish.disk import LocalDisk
 from mergepipe.publish.lock import output_lock
 from mergepipe.publish.record import file_record
 from mergepipe.publish.space import require_space
@@ -71,6 +69,13 @@ from mergepipe.sidecar.weights_index import weights_index
 from mergepipe.store.contract import Purpose
 from mergepipe.store.meter import Meter
 from mergepipe.store.opening import open_store
+
+__all__ = [
+    "SILENT", "FamilyRules", "IndexOptions", "Limits", "MissingRule", "Observer", "PlanOptions", "Planned", "Policy",
+    "VocabularyRule", "bound_object", "build_index", "build_index_of", "check", "distance", "explain", "load_manifest",
+    "load_plan", "measured_sweep", "merge", "merge_planned", "plan", "recorded_plan", "replay", "save_plan", "sweep",
+    "verify",
+]  # fmt: skip
 
 
 class Observer(Protocol):
@@ -324,10 +329,27 @@ def distance(left: Path, right: Path) -> float:
     return stored_distance(open_checkpoint(str(left), meter), open_checkpoint(str(right), meter), meter)
 
 
+def explain(access: AccessPlan) -> Iterator[str]:
+    """A plan as text: what is read from whom and where, and its bound."""
+    yield from explain_plan(access)
+    yield f"bound {bound_line(bound_object(access))}"
+
+
+def sweep(
+    config: Path,
+    budgets: Sequence[str],
+    options: PlanOptions = PlanOptions(),
+    index: IndexOptions = IndexOptions(),
+    limits: Limits = Limits(),
+    observer: Observer = SILENT,
+) -> list[Mapping[str, Any]]:
+    """Plan one recipe at several budgets; each entry is `plan`'s result object."""
+    return [plan(config, replace(options, budget=each), index, limits, observer).result for each in budgets]
+
+
 def bound_object(access: AccessPlan) -> Mapping[str, Any]:
     """A plan's bound as result objects hold it."""
-    plain: Mapping[str, Any] = msgspec.to_builtins(access.bound)
-    return plain
+    return asdict(access.bound)
 
 
 # --- the rooms, in order ------------------------------------------------------------------------
@@ -397,9 +419,7 @@ def _index_family(
 ) -> Knowledge:
     require_aligned(family)
     pairs = index_pairs(family, options.block_bytes)
-    return ensure(
-        pairs, [], True, index.shelf, meter, limits.memory, limits.workers, observer.progress, index.reads
-    )
+    return ensure(pairs, [], True, index.shelf, meter, limits.memory, limits.workers, observer.progress, index.reads)
 
 
 def _lay_out(access: AccessPlan, operator: Operator, checkpoints: Sequence[Checkpoint], limits: Limits) -> Schedule:
@@ -469,7 +489,7 @@ def _run(
             identity = replace(identity, inputs=recorded.identity.inputs)
         seconds = replace(planned.seconds, execute=executed - begun)
         result = merge_result(
-            {**planned.result, "seconds": msgspec.to_builtins(seconds)},
+            {**planned.result, "seconds": asdict(seconds)},
             str(out),
             str(out / MANIFEST_NAME),
             reads_of(receipts),
@@ -478,7 +498,7 @@ def _run(
         manifest = Manifest(identity, _run_record(planned, started), result)
         commit(staging, out, manifest, overwrite, disk)
         seconds = replace(seconds, publish=perf_counter() - executed)
-    return {**result, "seconds": msgspec.to_builtins(seconds)}
+    return {**result, "seconds": asdict(seconds)}
 
 
 NUMERICS: Mapping[str, str] = {
@@ -488,9 +508,7 @@ NUMERICS: Mapping[str, str] = {
 }
 
 
-def _execute(
-    planned: Planned, out: Path, staging: Staging, limits: Limits, observer: Observer
-) -> tuple[Receipt, ...]:
+def _execute(planned: Planned, out: Path, staging: Staging, limits: Limits, observer: Observer) -> tuple[Receipt, ...]:
     total = output_bytes(planned.plan.logical)
     base = planned.checkpoints[0]
     store = open_store(base.url, Meter(), Purpose.SIDECAR, "base")
@@ -520,7 +538,7 @@ def _execute(
 
 def _inputs_key(planned: Planned) -> str:
     """Changes when any input file may have changed: a killed run's shards are then not used."""
-    return digest_of([[each.url, msgspec.to_builtins(each.files)] for each in planned.checkpoints])
+    return digest_of([[each.url, each.files] for each in planned.checkpoints])
 
 
 def _input_records(planned: Planned, receipts: Sequence[Receipt]) -> tuple[InputRecord, ...]:
@@ -610,12 +628,13 @@ def _run_record(planned: Planned, started: datetime) -> Run:
         host=socket.gethostname(),
         versions={
             "mergepipe": version("mergepipe"),
-            "numpy": np.__version__,
+            "numpy": version("numpy"),
             "python": platform.python_version(),
             "machine": platform.machine(),
         },
         inputs=tuple(
-            {"ref": each.ref, "url": each.url, "files": msgspec.to_builtins(each.files)} for each in planned.checkpoints
+            {"ref": each.ref, "url": each.url, "files": [asdict(file) for file in each.files]}
+            for each in planned.checkpoints
         ),
     )
 

@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from mergepipe import api
+from mergepipe.api import FamilyRules, MissingRule, Policy, VocabularyRule
 from mergepipe.cli import options as opt
 from mergepipe.cli.output import print_json, print_lines
 from mergepipe.cli.progress import TerminalObserver
 from mergepipe.core.units import format_bytes
 from mergepipe.errors import UsageError
-from mergepipe.plan.family import FamilyRules, MissingRule, VocabularyRule
-from mergepipe.plan.select import Policy
 
 
 def index(

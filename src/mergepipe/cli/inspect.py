@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from mergepipe import api
+from mergepipe.api import FamilyRules, MissingRule, VocabularyRule
 from mergepipe.cli import options as opt
 from mergepipe.cli.output import print_json, print_lines
 from mergepipe.errors import IncompatibleModels, ManifestMismatch
-from mergepipe.plan.family import FamilyRules, MissingRule, VocabularyRule
 from mergepipe.report.text import family_lines, family_object
 
 
@@ -37,6 +37,8 @@ def verify(
     if json:
         print_json({"ok": report.ok, "files": len(report.checked), "problems": list(report.problems)})
     else:
-        print_lines([*report.problems, f"{len(report.checked)} files checked: {'ok' if report.ok else 'NOT as published'}"])
+        print_lines(
+            [*report.problems, f"{len(report.checked)} files checked: {'ok' if report.ok else 'NOT as published'}"]
+        )
     if not report.ok:
         raise ManifestMismatch(f"{out}: {'; '.join(report.problems)}")

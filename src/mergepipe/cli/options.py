@@ -7,12 +7,9 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from mergepipe.api import IndexOptions, PlanOptions
+from mergepipe.api import FamilyRules, IndexOptions, Limits, MissingRule, PlanOptions, Policy, VocabularyRule
 from mergepipe.core.units import parse_bytes
 from mergepipe.errors import UsageError
-from mergepipe.plan.family import FamilyRules, MissingRule, VocabularyRule
-from mergepipe.plan.schedule import Limits
-from mergepipe.plan.select import Policy
 
 Config: TypeAlias = Annotated[Path, typer.Argument(help="The recipe: a mergekit YAML file.", show_default=False)]
 Out: TypeAlias = Annotated[Path, typer.Argument(help="The folder to publish the merged model as.", show_default=False)]

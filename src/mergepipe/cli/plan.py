@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mergepipe import api
+from mergepipe.api import FamilyRules, MissingRule, Policy, VocabularyRule
 from mergepipe.cli import options as opt
 from mergepipe.cli.output import print_json, print_lines
 from mergepipe.cli.progress import TerminalObserver
-from mergepipe.plan.explain import explain_plan
-from mergepipe.plan.family import FamilyRules, MissingRule, VocabularyRule
-from mergepipe.plan.select import Policy
-from mergepipe.report.text import bound_line, manifest_lines, result_lines, sweep_lines
+from mergepipe.report.text import manifest_lines, result_lines, sweep_lines
 
 
 def plan(
@@ -56,8 +53,7 @@ def explain(
     if json:
         print_json({"plan_digest": access.digest, **access.identity})
         return
-    print_lines(explain_plan(access))
-    print_lines([f"bound {bound_line(api.bound_object(access))}"])
+    print_lines(api.explain(access))
     if source.is_dir():
         print_lines(manifest_lines(api.load_manifest(source)))
 
@@ -86,7 +82,5 @@ def sweep(
             with tempfile.TemporaryDirectory(prefix="mergepipe-sweep-", dir=Path.cwd()) as folder:
                 results = api.measured_sweep(config, budgets, Path(folder), options, where, limits, observer)
         else:
-            results = [
-                api.plan(config, replace(options, budget=each), where, limits, observer).result for each in budgets
-            ]
+            results = api.sweep(config, budgets, options, where, limits, observer)
     print_json({"sweep": list(results)}) if json else print_lines(sweep_lines(results))

@@ -6,6 +6,7 @@ round to nearest even.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,6 +43,18 @@ class DType:
     def smallest(self) -> float:
         """The smallest positive subnormal; floats only."""
         return float(ml_dtypes.finfo(self.numpy).smallest_subnormal)
+
+    @property
+    def overflow(self) -> float:
+        """The least magnitude that rounds to infinity or NaN instead of a finite number; floats only.
+
+        Infinity for F32 and F64, whose arithmetic overflows before rounding does.
+        """
+        if self.code in ("F32", "F64"):
+            return math.inf
+        largest = float(ml_dtypes.finfo(self.numpy).max)
+        last_place: float = 2.0 ** (math.floor(math.log2(largest)) - (self.precision - 1))
+        return largest + last_place / 2
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return (dtype, (self.code,))

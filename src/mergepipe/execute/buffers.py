@@ -25,7 +25,9 @@ def differing_buffers(base: Checkpoint, experts: Sequence[Checkpoint], names: Se
             if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
                 remarks.append(f"{expert.ref}: {name} is {theirs.dtype} {list(theirs.shape)}, the base's is copied")
             elif len(mine.extent) > _LARGEST:
-                remarks.append(f"{expert.ref}: {name} ({len(mine.extent):,} bytes) was not compared; the base's is copied")
+                remarks.append(
+                    f"{expert.ref}: {name} ({len(mine.extent):,} bytes) was not compared; the base's is copied"
+                )
             else:
                 if name not in own:
                     own[name] = _bytes(base, mine, meter)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -119,7 +118,9 @@ def _combine_block(
     if not base_type.is_float:
         if out is not None:
             size = base_type.itemsize
-            out[(start - origin) * size : (stop - origin) * size] = slabs[0][(start - origin) * size : (stop - origin) * size]
+            out[(start - origin) * size : (stop - origin) * size] = slabs[0][
+                (start - origin) * size : (stop - origin) * size
+            ]
         return
     unread = not experts and (not tensor.experts or task.copies_unread)
     scratch = workspace.scratch(np.dtype(np.float64 if tensor.wide else np.float32))
@@ -191,7 +192,7 @@ def _require_finite(values: FloatArray, ref: str, tensor: str, first: int) -> No
 
 def _require_representable(values: FloatArray, target: DType, tensor: TensorMerge, first: int) -> None:
     """Refuse a result that is, or would be rounded to, NaN or infinity."""
-    limit = _rounding_limit(target)
+    limit = target.overflow
     if values.size and np.max(values) < limit and np.min(values) > -limit:
         return
     offenders = np.flatnonzero(~(np.abs(values) < limit))
@@ -201,17 +202,6 @@ def _require_representable(values: FloatArray, target: DType, tensor: TensorMerg
             f"{tensor.name}: the merged value {values[where]} at element {first + where:,} does not fit "
             f"{target.code}; choose a wider out_dtype, or --allow-nonfinite goes on, without a bound"
         )
-
-
-def _rounding_limit(target: DType) -> float:
-    """The least magnitude that rounding to nearest even takes beyond the largest finite number."""
-    info = ml_dtypes.finfo(target.numpy)
-    largest = float(info.max)
-    if target.code == "F64":
-        return float("inf")
-    ulp = 2.0 ** (int(np.floor(np.log2(largest))) - (target.precision - 1))
-    # A float32 result cannot lie between float32's largest number and that limit.
-    return float("inf") if target.code == "F32" else largest + ulp / 2
 
 
 def _block_spans(step: Step, block: int) -> list[tuple[int, int]]:

@@ -40,7 +40,9 @@ def stored_distance(left: Checkpoint, right: Checkpoint, meter: Meter) -> float:
     return math.sqrt(total)
 
 
-def _values(store: ByteStore, tensor: TensorInfo, start: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _values(
+    store: ByteStore, tensor: TensorInfo, start: int, count: int
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     size = tensor.storage.itemsize
     raw = np.empty(count * size, np.uint8)
     store.read_into(tensor.extent.key, tensor.extent.start + start * size, memoryview(raw))

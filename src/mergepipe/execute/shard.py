@@ -171,7 +171,7 @@ class _Pipeline:
             if not self._stopped:
                 window = memoryview(slab)[read.offset : read.offset + read.stop - read.start]
                 self._stores[read.input].read_into(read.key, read.start, window)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the step's owner must learn of it
             with pending.lock:
                 if not pending.result.done():
                     pending.result.set_exception(error)
@@ -189,7 +189,7 @@ class _Pipeline:
             result = combine_step(
                 work.plan, work.operator, pending.task, pending.step, pending.slabs, pending.out, space
             )
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the step's owner must learn of it
             pending.result.set_exception(error)
         else:
             pending.result.set_result(result)

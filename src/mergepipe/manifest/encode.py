@@ -80,7 +80,8 @@ def _require_schema(schema: Any, where: Path | str) -> None:
         raise FormatError(f'{where}: "schema" should be a number from 1 to {SCHEMA}, found {schema!r}')
     if schema > SCHEMA:
         raise FormatError(
-            f"{where}: manifest schema {schema} was written by a newer mergepipe; this one reads up to {SCHEMA}: upgrade it"
+            f"{where}: manifest schema {schema} was written by a newer mergepipe; "
+            f"this one reads up to {SCHEMA}: upgrade it"
         )
 
 

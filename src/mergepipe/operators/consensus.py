@@ -87,7 +87,9 @@ def elect(tile: Tile, election: Election, write: Write, out: Array) -> None:
             xp.add(divisor, mask, out=divisor)
 
     if election.normalize:
-        xp.equal(divisor, 0.0, out=kept)
+        # Not `equal`, which in torch compares whole arrays.
+        xp.not_equal(divisor, 0.0, out=kept)
+        xp.logical_not(kept, out=kept)
         mask[...] = kept
         xp.add(divisor, mask, out=divisor)
         xp.divide(total, divisor, out=total)

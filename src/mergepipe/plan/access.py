@@ -128,9 +128,7 @@ def choose(
         unfit = []
     if budget.cap is None and budget.blocks is None:
         tensors = tuple(_full_access(logical, indices, n, inlined[n], block_bytes) for n in range(len(inlined)))
-        return AccessPlan(
-            logical, budget, policy.value, block_bytes, tensors, full, full, EXACT, allow_nonfinite
-        )
+        return AccessPlan(logical, budget, policy.value, block_bytes, tensors, full, full, EXACT, allow_nonfinite)
     evidence = [_evidence(logical, indices, n, coefficients[n], block_bytes) for n in merged]
     reads = _select(logical, operator, evidence, budget, policy, block_bytes)
     read_of = dict(zip(merged, reads, strict=True))

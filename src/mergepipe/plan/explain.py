@@ -33,8 +33,10 @@ def explain_plan(plan: AccessPlan) -> Iterator[str]:
         else:
             rows.append(f"  {tensor.name}  {list(tensor.shape)}  copied from the base")
     logical = plan.logical
-    yield f"{logical.method} over {len(logical.inputs) - 1} experts, {len(logical.tensors)} tensors, seed {logical.seed}"
-    yield f"budget {plan.budget.text}: {format_bytes(plan.planned_bytes)} of {format_bytes(plan.full_bytes)}, policy {plan.policy}"
+    experts, tensors = len(logical.inputs) - 1, len(logical.tensors)
+    yield f"{logical.method} over {experts} experts, {tensors} tensors, seed {logical.seed}"
+    planned, full = format_bytes(plan.planned_bytes), format_bytes(plan.full_bytes)
+    yield f"budget {plan.budget.text}: {planned} of {full}, policy {plan.policy}"
     yield "by expert"
     yield from (_line(name, total) for name, total in by_expert.items())
     yield "by component"

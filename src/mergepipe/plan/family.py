@@ -138,7 +138,9 @@ def _align_expert(
                 missing.append(name)
                 continue
             findings.append(
-                Finding(Severity.NOTE, expert.ref, f"{name} is tied there: its embedding {found.name} is merged into it")
+                Finding(
+                    Severity.NOTE, expert.ref, f"{name} is tied there: its embedding {found.name} is merged into it"
+                )
             )
         part, finding = _part(base, expert, tensor, found, rules)
         column[name] = part
@@ -152,7 +154,7 @@ def _align_expert(
     ]
     if missing:
         findings.append(_missing_finding(base, expert, missing, rules))
-    findings += _extra_findings(base, expert, match)
+    findings += _extra_findings(expert, match)
     return column, findings
 
 
@@ -196,7 +198,7 @@ def _missing_finding(base: Checkpoint, expert: Checkpoint, missing: list[str], r
     return Finding(Severity.ERROR, expert.ref, f"{what}; --missing base counts them as unchanged")
 
 
-def _extra_findings(base: Checkpoint, expert: Checkpoint, match: NameMatch) -> list[Finding]:
+def _extra_findings(expert: Checkpoint, match: NameMatch) -> list[Finding]:
     extra = [name for name in match.extra if not is_derived_buffer(name)]
     heads = [n for n in extra if parse_role(n, expert.tensors[n].shape, expert.config).component == "lm_head"]
     findings = []
@@ -222,10 +224,10 @@ def _base_findings(base: Checkpoint) -> list[Finding]:
     rows = _flag(base.config, "vocab_size")
     findings = []
     for name, tensor in base.tensors.items():
-        if parse_role(name, tensor.shape, base.config).component == "embed" and isinstance(rows, int):
-            if tensor.shape and tensor.shape[0] != rows:
-                message = f"{name} has {tensor.shape[0]} rows, config.json says vocab_size {rows}"
-                findings.append(Finding(Severity.WARNING, base.ref, message))
+        embedding = parse_role(name, tensor.shape, base.config).component == "embed"
+        if embedding and isinstance(rows, int) and tensor.shape and tensor.shape[0] != rows:
+            message = f"{name} has {tensor.shape[0]} rows, config.json says vocab_size {rows}"
+            findings.append(Finding(Severity.WARNING, base.ref, message))
     return findings
 
 
@@ -235,7 +237,14 @@ def _config_findings(base: Checkpoint, expert: Checkpoint) -> list[Finding]:
     if mine and theirs and mine != theirs:
         message = f"config.json: architectures {theirs}, the base has {mine}: these models share no coordinate system"
         findings.append(Finding(Severity.ERROR, expert.ref, message))
-    for key in ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "rms_norm_eps", "hidden_act"):
+    for key in (
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "hidden_act",
+    ):
         left, right = _flag(base.config, key), _flag(expert.config, key)
         if left != right and left is not None and right is not None:
             message = f"config.json: {key} is {right}, the base has {left}; the output keeps the base's"

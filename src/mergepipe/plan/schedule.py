@@ -6,7 +6,7 @@ plan, so that a schedule takes no memory that grows with the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -122,7 +122,7 @@ def steps(plan: AccessPlan, shard: ShardPlan, checkpoints: Sequence[Checkpoint])
     gap_left = shard.gap_limit
     for number in shard.tensors:
         tensor = plan.logical.tensors[number]
-        infos = _infos(plan, tensor, checkpoints)
+        infos = _infos(tensor, checkpoints)
         grid_block = plan.tensors[number].block
         blocks = -(-tensor.elements // grid_block)
         reads = [read_set(plan.tensors[number], expert, blocks) for expert in range(len(tensor.experts))]
@@ -193,7 +193,7 @@ def _widest(tensor: TensorMerge) -> int:
     return max(dtype(code).itemsize for code in codes)
 
 
-def _infos(plan: AccessPlan, tensor: TensorMerge, checkpoints: Sequence[Checkpoint]) -> list[tuple[int, TensorInfo]]:
+def _infos(tensor: TensorMerge, checkpoints: Sequence[Checkpoint]) -> list[tuple[int, TensorInfo]]:
     return [
         (0, checkpoints[0].tensors[tensor.base]),
         *((expert.input, checkpoints[expert.input].tensors[expert.name]) for expert in tensor.experts),
@@ -224,8 +224,3 @@ def _slabs(plan: AccessPlan, limits: Limits, scratch_bytes: int) -> tuple[int, i
         )
     slab = max(smallest, min(_LARGEST_SLAB, room // (most * _STEPS_AHEAD)) // smallest * smallest)
     return slab, room // slab
-
-
-def source_names(plan: AccessPlan) -> Mapping[int, str]:
-    """Input position → the name its bytes are metered under."""
-    return {number: each.source for number, each in enumerate(plan.logical.inputs)}

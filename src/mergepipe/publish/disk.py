@@ -33,7 +33,7 @@ class Disk(Protocol):
         ...
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """Create or replace a file as a whole, its bytes synced: under `path` stands the old or the new, never a part."""
+        """Create or replace a file, its bytes synced: under `path` stands the old or the new, never a part."""
         ...
 
     def append(self, path: Path, data: bytes) -> None:

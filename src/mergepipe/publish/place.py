@@ -23,6 +23,7 @@ def located(out: Path) -> Path:
 
 
 def lock_file(out: Path) -> Path:
+    """The file whose lock stands for OUT."""
     return out.parent / f".{out.name}.mergepipe.lock"
 
 

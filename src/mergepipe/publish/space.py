@@ -10,7 +10,7 @@ from mergepipe.publish.disk import writing
 
 
 def prepare_folder(folder: Path) -> None:
-    """Create OUT's parent folders where missing. Raises `OutputError` if that or writing into `folder` is not possible."""
+    """Create OUT's parent folders where missing. Raises `OutputError` if they cannot be made or written to."""
     with writing(folder, "OUT's parent folder cannot be created; choose another OUT"):
         folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -18,7 +18,7 @@ def prepare_folder(folder: Path) -> None:
 
 
 def require_space(folder: Path, needed_bytes: int, already: int) -> None:
-    """Check that `folder`, created where missing, has room for the output: `needed_bytes`, of which `already` are staged.
+    """Check that `folder`, created where missing, has room for an output of `needed_bytes`, `already` of them staged.
 
     With `--overwrite` the old output is still there until the new one is whole, so its bytes do not count
     as free. Raises `OutputError` with both figures. What others write meanwhile is not foreseen.

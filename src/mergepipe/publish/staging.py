@@ -11,6 +11,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -29,16 +30,26 @@ _JOURNAL: Final = "journal.jsonl"
 _PREVIOUS: Final = "previous"
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Shards of an earlier run that are good, and the bytes read back to know it."""
+
+    finished: Mapping[str, Receipt]
+    verified_bytes: int
+
+
 class Staging:
     """An open staging folder: shards and sidecars are written below `path`, each shard then recorded.
 
-    `record` may be called from several threads. After a commit, `path` is gone.
+    `record` may be called from several threads. After a commit, `path` is gone. `verified_bytes` is what opening
+    read back of an earlier run's shards.
     """
 
-    def __init__(self, folder: Path, key: str, inputs_key: str, finished: Mapping[str, Receipt], disk: Disk) -> None:
+    def __init__(self, folder: Path, key: str, inputs_key: str, resumed: Resumed, disk: Disk) -> None:
         self.folder = folder
+        self.verified_bytes = resumed.verified_bytes
         self._key, self._inputs_key = key, inputs_key
-        self._finished = dict(finished)
+        self._finished = dict(resumed.finished)
         self._disk = disk
         self._lock = threading.Lock()
 
@@ -82,13 +93,13 @@ class Staging:
         return f"once that is mended, run again: finished shards are kept in {self.folder}"
 
 
-def open_staging(out: Path, key: str, inputs_key: str, disk: Disk, meter: Meter) -> Staging:
+def open_staging(out: Path, key: str, inputs_key: str, disk: Disk) -> Staging:
     """The staging folder of OUT for the plan digest `key`, with what a run before this one finished in it.
 
-    The caller holds OUT's lock. Finished is a shard whose recorded size and SHA-256 the file still has (read
-    back, charged as VERIFY) and that was made from inputs of the same `inputs_key`; every other file in the
-    folder is removed, and so are OUT's staging folders of other keys. An old OUT that a stopped replacement
-    had set aside is put back first. Raises `OutputError`.
+    The caller holds OUT's lock. Finished is a shard whose recorded size and SHA-256 the file still has (it is
+    read back) and that was made from inputs of the same `inputs_key`; every other file in the folder is
+    removed, and so are OUT's staging folders of other keys. An old OUT that a stopped replacement had set aside
+    is put back first. Raises `OutputError`.
     """
     out = located(out)
     folder = staging_folder(out, key)
@@ -103,9 +114,9 @@ def open_staging(out: Path, key: str, inputs_key: str, disk: Disk, meter: Meter)
             disk.append(folder / _JOURNAL, b"")
         disk.sync_folder(folder)
         disk.sync_folder(out.parent)
-        finished = _verified(folder / _FILES, _journal(folder / _JOURNAL, key, inputs_key), meter)
-        _remove_others(folder / _FILES, frozenset(folder / _FILES / name for name in finished), disk)
-    return Staging(folder, key, inputs_key, finished, disk)
+        resumed = _verified(folder / _FILES, _journal(folder / _JOURNAL, key, inputs_key))
+        _remove_others(folder / _FILES, frozenset(folder / _FILES / name for name in resumed.finished), disk)
+    return Staging(folder, key, inputs_key, resumed, disk)
 
 
 def set_aside(out: Path) -> Path | None:
@@ -141,7 +152,8 @@ def _journal(path: Path, key: str, inputs_key: str) -> dict[str, Receipt]:
     return found
 
 
-def _verified(folder: Path, receipts: Mapping[str, Receipt], meter: Meter) -> dict[str, Receipt]:
+def _verified(folder: Path, receipts: Mapping[str, Receipt]) -> Resumed:
+    meter = Meter()
     store = open_for_verifying(folder, meter)
     try:
         finished: dict[str, Receipt] = {}
@@ -153,7 +165,7 @@ def _verified(folder: Path, receipts: Mapping[str, Receipt], meter: Meter) -> di
                 same = False
             if same:
                 finished[name] = receipt
-        return finished
+        return Resumed(finished, meter.spent().bytes[Purpose.VERIFY])
     finally:
         store.close()
 

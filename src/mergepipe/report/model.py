@@ -63,9 +63,7 @@ def plan_result(plan: AccessPlan, scheduled: int, index_bytes: int, seconds: Sec
     }
 
 
-def merge_result(
-    planned: Mapping[str, Any], output: str, manifest: str, reads: Reads, peak_rss: int
-) -> dict[str, Any]:
+def merge_result(planned: Mapping[str, Any], output: str, manifest: str, reads: Reads, peak_rss: int) -> dict[str, Any]:
     """Design §7's object: the plan's, with what the run metered."""
     expert = dict(planned["expert_bytes"])
     expert["read"] = reads.bytes.get("expert", 0)

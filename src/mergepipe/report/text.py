@@ -87,7 +87,9 @@ def sweep_lines(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for result in results:
         expert = result["expert_bytes"]
         share = 100 * expert["planned"] / expert["full"] if expert["full"] else 0.0
-        line = f"{result['budget']:>12} {format_bytes(expert['planned']):>14} {share:6.2f}%  {bound_line(result['bound'])}"
+        line = (
+            f"{result['budget']:>12} {format_bytes(expert['planned']):>14} {share:6.2f}%  {bound_line(result['bound'])}"
+        )
         error = result.get("true_error")
         yield line if error is None else f"{line}; measured {error:.6g}"
 

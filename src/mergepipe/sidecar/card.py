@@ -30,7 +30,6 @@ class CardFields:
     read_lines: tuple[str, ...]
     bound_line: str
     plan_digest: str
-    version: str
 
 
 def model_card(fields: CardFields) -> str:
@@ -40,7 +39,7 @@ def model_card(fields: CardFields) -> str:
     parts = [
         _front_matter(refs),
         f"# {_plain(fields.title)}",
-        f"A merge of {count} by {_code(fields.method)}, made with MergePipe {_plain(fields.version)}.",
+        f"A merge of {count} by {_code(fields.method)}, made with MergePipe.",
         "## Models\n\n" + _models(fields),
         "## What was read\n\n" + "\n".join(f"* {_plain(line)}" for line in fields.read_lines),
         "## Distance from the full-read merge\n\n" + _plain(fields.bound_line),

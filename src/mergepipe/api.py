@@ -50,7 +50,7 @@ from mergepipe.plan.pairs import index_pairs
 from mergepipe.plan.schedule import Limits, Schedule, lay_out
 from mergepipe.plan.select import Policy
 from mergepipe.publish.commit import check_output, commit
-from mergepipe.publish.disk import LocalDisk
+from mergepipe.publish.disk import LocalDisk, writing
 from mergepipe.publish.lock import output_lock
 from mergepipe.publish.record import file_record
 from mergepipe.publish.space import require_space
@@ -496,7 +496,8 @@ def _run(
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
         manifest = Manifest(identity, _run_record(planned, started), result)
-        commit(staging, out, manifest, overwrite, disk)
+        for remark in commit(staging, out, manifest, overwrite, disk):
+            observer.note(remark)
         seconds = replace(seconds, publish=perf_counter() - executed)
     return {**result, "seconds": asdict(seconds)}
 
@@ -598,10 +599,11 @@ def _write_sidecars(planned: Planned, staging: Staging, receipts: Sequence[Recei
         weight_map = {logical.tensors[n].name: file.name for file in logical.files for n in file.tensors}
         texts[WEIGHTS_INDEX] = weights_index(weight_map, output_bytes(logical))
     texts["README.md"] = model_card(_card(planned)).encode()
-    for name, data in texts.items():
-        (staging.path / name).write_bytes(data)
-        written[name] = None
-    return tuple(file_record(staging.path, name) for name in sorted(written))
+    with writing(staging.path, staging.advice):
+        for name, data in texts.items():
+            (staging.path / name).write_bytes(data)
+            written[name] = None
+        return tuple(file_record(staging.path, name) for name in sorted(written))
 
 
 def _card(planned: Planned) -> CardFields:

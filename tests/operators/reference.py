@@ -89,9 +89,10 @@ def dare_mask(elements: int, density: float, seed: int, position: int, tensor: s
 
 
 def l1_factor(delta: Floats, mask: NDArray[np.bool_]) -> float:
-    """`‖δ‖₁ / ‖δ∘m‖₁`, 1 where nothing is left."""
+    """`‖δ‖₁ / ‖δ∘m‖₁`, 1 where nothing is left or float32 cannot hold it."""
     left = math.fsum(abs(float(x)) for x in delta[mask])
-    return math.fsum(abs(float(x)) for x in delta) / left if left else 1.0
+    factor = math.fsum(abs(float(x)) for x in delta) / left if left else 1.0
+    return factor if factor < 2.0**128 else 1.0
 
 
 def _weighted_sum(deltas: Sequence[Floats], factors: Sequence[np.floating[Any]]) -> Floats:

@@ -132,3 +132,12 @@ def test_bound_is_no_looser_than_its_formula() -> None:
     assert not isinstance(bound, str)
     assert bound[0] == pytest.approx(26.0)
     assert bound[1] <= 26.0 + 10.0
+
+
+def test_weights_of_zero_merge_nothing() -> None:
+    """With all weights 0 the base comes back, and no block is worth anything."""
+    spec = spec_of(TIES, Example({}, ({"weight": 0.0}, {"weight": 0.0})), 3)
+    coefficients = TIES.resolve(spec, [(), ()])
+    base, delta = np.array([-0.0, 1.0, 2.0], np.float32), np.ones(3, np.float32)
+    assert combine(TIES, coefficients, base, [delta, delta], [True, True]).tobytes() == base.tobytes()
+    assert TIES.gains(coefficients) == (0.0, 0.0)

@@ -35,7 +35,14 @@ def verify(
     """Hash every file of a merged model against its manifest."""
     report = api.verify(out)
     if json:
-        print_json({"ok": report.ok, "files": len(report.checked), "problems": list(report.problems)})
+        print_json(
+            {
+                "ok": report.ok,
+                "files": len(report.checked),
+                "problems": list(report.problems),
+                "notes": list(report.notes),
+            }
+        )
     else:
         print_lines(
             [*report.problems, f"{len(report.checked)} files checked: {'ok' if report.ok else 'NOT as published'}"]

@@ -46,11 +46,12 @@ class DType:
 
     @property
     def overflow(self) -> float:
-        """The least magnitude that rounds to infinity or NaN instead of a finite number; floats only.
+        """The magnitude from which on rounding no longer promises a finite number; floats only.
 
-        Infinity for F32 and F64, whose arithmetic overflows before rounding does.
+        Halfway between the largest number and the one that would follow it. Infinity for F64, whose
+        arithmetic overflows before rounding does.
         """
-        if self.code in ("F32", "F64"):
+        if self.code == "F64":
             return math.inf
         largest = float(ml_dtypes.finfo(self.numpy).max)
         last_place: float = 2.0 ** (math.floor(math.log2(largest)) - (self.precision - 1))
@@ -94,6 +95,9 @@ _TORCH_SPELLING: Final[dict[str, str]] = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
 
+# numpy rounds float64 to these at once.
+_FROM_FLOAT64: Final = frozenset(["F64", "F32", "F16"])
+
 
 def dtype(code: str) -> DType:
     """The `DType` with this safetensors code; `KeyError` if there is none."""
@@ -107,12 +111,30 @@ def torch_name(code: str) -> str:
 
 def decode(raw: NDArray[np.uint8], source: DType, out: FloatArray) -> FloatArray:
     """Stored bytes → floats, exactly, into `out` (float32 or float64, `raw.size / itemsize` elements)."""
-    np.copyto(out, raw.view(source.numpy), casting="unsafe")
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        np.copyto(out, raw.view(source.numpy), casting="unsafe")
     return out
 
 
 def encode(values: FloatArray, target: DType, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Floats → stored bytes, one rounding to nearest even, into `out` (`values.size * itemsize` bytes)."""
     with np.errstate(over="ignore", invalid="ignore"):
+        if values.dtype == np.float64 and target.code not in _FROM_FLOAT64:
+            values = _to_odd(values)
         np.copyto(out.view(target.numpy), values, casting="unsafe")
     return out
+
+
+def _to_odd(values: FloatArray) -> FloatArray:
+    """float64 → float32, inexact values to the neighbour whose last bit is 1.
+
+    A second rounding, to fewer than 23 significand bits, then gives what one rounding would (Boldo and
+    Melquiond, "When double rounding is odd", 2005); ml_dtypes converts float64 by way of float32.
+    """
+    near = values.astype(np.float32)
+    back = near.astype(np.float64)
+    inexact = (back != values) & ~np.isnan(values)
+    bits = near.view(np.int32)
+    bits -= inexact & (np.abs(back) > np.abs(values))  # towards zero
+    bits |= inexact
+    return near

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from mergepipe.errors import UsageError
 
@@ -22,10 +23,8 @@ def parse_bytes(text: str, what: str = "size") -> int:
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise UsageError(
-            f"{what}: {text!r} is not a size; write a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB"
-        )
-    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+        raise UsageError(f"{what}: {text!r} is not a size; write a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB")
+    return int(Fraction(match[1]) * factor)  # exact: 1.001 kB is 1001 bytes, which in floats it is not
 
 
 def format_bytes(count: int) -> str:

@@ -101,7 +101,8 @@ def combine_step(
                 raw = slabs[place][at * stored.itemsize : (end - step.start) * stored.itemsize]
                 leaves[place].append((block, leaf_digests(raw, stored.itemsize)))
         experts = [p - 1 for p in readers if p]
-        _combine_block(plan, operator, task, slabs, out, (step.start, start, stop), experts, workspace)
+        with np.errstate(over="ignore", invalid="ignore"):  # found by looking at the result, not by warnings
+            _combine_block(plan, operator, task, slabs, out, (step.start, start, stop), experts, workspace)
     result = slabs[0] if out is None else out
     size = base_type.itemsize if out is None else out_type.itemsize
     return StepResult(result[: (step.stop - step.start) * size], leaves)
@@ -146,8 +147,9 @@ def _combine_block(
         if unread and base_type.code == out_type.code:
             out_raw[:] = base_raw
             continue
-        if check:
-            _require_representable(result, out_type, tensor, first)
+        if check and not _representable(result, out_type):
+            _require_finite(base, plan.logical.inputs[0].ref, tensor.base, first)
+            raise _unrepresentable(result, out_type, tensor, first)
         encode(result, out_type, out_raw)
 
 
@@ -190,18 +192,18 @@ def _require_finite(values: FloatArray, ref: str, tensor: str, first: int) -> No
         )
 
 
-def _require_representable(values: FloatArray, target: DType, tensor: TensorMerge, first: int) -> None:
-    """Refuse a result that is, or would be rounded to, NaN or infinity."""
+def _representable(values: FloatArray, target: DType) -> bool:
+    """Whether no value is, or would be rounded to, NaN or infinity."""
     limit = target.overflow
-    if values.size and np.max(values) < limit and np.min(values) > -limit:
-        return
-    offenders = np.flatnonzero(~(np.abs(values) < limit))
-    if offenders.size:
-        where = int(offenders[0])
-        raise NonFiniteError(
-            f"{tensor.name}: the merged value {values[where]} at element {first + where:,} does not fit "
-            f"{target.code}; choose a wider out_dtype, or --allow-nonfinite goes on, without a bound"
-        )
+    return float(np.max(values)) < limit and float(np.min(values)) > -limit
+
+
+def _unrepresentable(values: FloatArray, target: DType, tensor: TensorMerge, first: int) -> NonFiniteError:
+    where = int(np.flatnonzero(~(np.abs(values.astype(np.float64)) < target.overflow))[0])
+    return NonFiniteError(
+        f"{tensor.name}: the merged value {values[where]} at element {first + where:,} does not fit "
+        f"{target.code}; choose a wider out_dtype, or --allow-nonfinite goes on, without a bound"
+    )
 
 
 def _block_spans(step: Step, block: int) -> list[tuple[int, int]]:

@@ -21,6 +21,9 @@ def stored_distance(left: Checkpoint, right: Checkpoint, meter: Meter) -> float:
 
     Raises `IncompatibleModels` if names or shapes differ.
     """
+    for name in right.tensors:
+        if name not in left.tensors:
+            raise IncompatibleModels(f"{right.ref}: {name} is a tensor that {left.ref} has not")
     stores = [open_store(each.url, meter, Purpose.VERIFY, each.ref, Access.SEQUENTIAL) for each in (left, right)]
     total = 0.0
     try:

@@ -25,8 +25,9 @@ class SlabPool:
             while len(self._free) < count:
                 self._free.append(np.empty(self.size, np.uint8))
                 self._unmade -= 1
-            taken = self._free[-count:]
-            del self._free[-count:]
+            keep = len(self._free) - count
+            taken = self._free[keep:]
+            del self._free[keep:]
             return taken
 
     def give_back(self, slabs: list[NDArray[np.uint8]]) -> None:

@@ -54,18 +54,23 @@ def elect(tile: Tile, election: Election, write: Write, out: Array) -> None:
     """`θ₀` plus the elected update into `out`. `write` may use the arrays called "mask"."""
     xp, scratch, count = tile.xp, tile.scratch, tile.count
     votes: list[tuple[float, Array]] = []
-    out[...] = 0.0
     for term, (weight, delta) in enumerate(zip(election.weights, tile.deltas, strict=True)):
         if delta is None or weight == 0.0:
             continue
         vote = scratch.floats(f"vote {term}", count)
         write(term, delta, vote)
         xp.multiply(vote, weight, out=vote)
-        xp.add(out, vote, out=out)
+        if votes:
+            xp.add(out, vote, out=out)
+        else:
+            out[...] = vote
         votes.append((weight, vote))
+    if not votes:
+        out[...] = tile.base
+        return
 
-    # The sum starts from +0.0, so it is never −0.0 and its sign bit says whether it is negative. Flipping that
-    # bit in every vote turns "has the elected sign" into "is positive", and the kept sum into one of magnitudes.
+    # The sign bit of the sum says whether it is negative (it is −0.0 only where nobody votes). Flipping that bit
+    # in every vote turns "has the elected sign" into "is positive", and the kept sum into one of magnitudes.
     whole = xp.int64 if out.dtype.itemsize == 8 else xp.int32
     sign = out.view(whole)
     xp.bitwise_and(sign, int(xp.iinfo(whole).min), out=sign)
@@ -73,16 +78,19 @@ def elect(tile: Tile, election: Election, write: Write, out: Array) -> None:
     total = scratch.floats("sum", count)
     divisor = scratch.floats("divisor", count)
     mask, kept = scratch.floats("mask", count), scratch.flags("mask", count)
-    total[...] = 0.0
-    divisor[...] = 0.0
-    for weight, vote in votes:
+    for place, (weight, vote) in enumerate(votes):
         bits = vote.view(whole)
         xp.bitwise_xor(bits, sign, out=bits)
         xp.greater(vote, 0.0, out=kept)
         mask[...] = kept
-        xp.multiply(vote, mask, out=vote)
-        xp.add(total, vote, out=total)
-        if election.normalize:
+        if place == 0:
+            xp.multiply(vote, mask, out=total)
+        else:
+            xp.multiply(vote, mask, out=vote)
+            xp.add(total, vote, out=total)
+        if election.normalize and place == 0:
+            xp.multiply(mask, weight, out=divisor)
+        elif election.normalize:
             xp.multiply(mask, weight, out=mask)
             xp.add(divisor, mask, out=divisor)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergepipe.core.arrays import Array, Namespace, Scratch
-from mergepipe.stats.contract import Fact, Need
+from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, Need
 
 Number = float | int | bool
 Values = Mapping[str, Number | str]
@@ -142,7 +142,11 @@ class Operator(Protocol):
         """For each term, the facts of its whole delta that `resolve` wants, in order."""
         ...
 
-    def resolve(self, spec: TensorSpec, facts: Sequence[Sequence[Fact]]) -> Any:
+    def group_needs(self, spec: TensorSpec) -> tuple[GroupNeed, ...]:
+        """Facts of all terms together that `resolve` wants, in order; () for methods whose terms are independent."""
+        ...
+
+    def resolve(self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()) -> Any:
         """Parameters and facts → coefficients. Raises `RecipeError` where the formula has no value."""
         ...
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mergepipe.core.arrays import Array
 from mergepipe.core.random import mask_key
 from mergepipe.operators.additive import Mixture, mix, omitted_sum, resolve_mixture
@@ -45,10 +47,12 @@ from mergepipe.operators.parameters import (
     to_tile,
 )
 from mergepipe.operators.sparsify import Drop
-from mergepipe.stats.contract import Fact, MaskedL1Need, Need
+from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, MaskedL1Need, Need
 
 MERGEKIT = "mergekit"
 PAPER = "paper"
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 _PARAMETERS: tuple[Parameter, ...] = (
     WEIGHT,
@@ -93,7 +97,12 @@ class DareLinear:
     def needs(self, spec: TensorSpec) -> tuple[tuple[Need, ...], ...]:
         return _needs(spec, self._variant)
 
-    def resolve(self, spec: TensorSpec, facts: Sequence[Sequence[Fact]]) -> DareLinearCoefficients:
+    def group_needs(self, spec: TensorSpec) -> tuple[GroupNeed, ...]:
+        return ()
+
+    def resolve(
+        self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
+    ) -> DareLinearCoefficients:
         return DareLinearCoefficients(
             resolve_mixture(spec, [_density(term) for term in spec.terms]), _drops(spec, self._variant, facts)
         )
@@ -141,7 +150,12 @@ class DareTies:
     def needs(self, spec: TensorSpec) -> tuple[tuple[Need, ...], ...]:
         return _needs(spec, self._variant)
 
-    def resolve(self, spec: TensorSpec, facts: Sequence[Sequence[Fact]]) -> DareTiesCoefficients:
+    def group_needs(self, spec: TensorSpec) -> tuple[GroupNeed, ...]:
+        return ()
+
+    def resolve(
+        self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
+    ) -> DareTiesCoefficients:
         return DareTiesCoefficients(resolve_election(spec), _drops(spec, self._variant, facts))
 
     def scratch_arrays(self, terms: int) -> int:
@@ -197,9 +211,10 @@ def _drops(spec: TensorSpec, variant: str, facts: Sequence[Sequence[Fact]]) -> t
 
 
 def _restoring(fact: Fact) -> float:
-    """The factor that restores the L1 norm; 1 where the mask left nothing."""
+    """The factor that restores the L1 norm; 1 where the mask left nothing, or too little for float32 to say it."""
     masked = float(fact["masked_l1"])
-    return float(fact["l1"]) / masked if masked else 1.0
+    factor = float(fact["l1"]) / masked if masked else 1.0
+    return factor if factor <= _LARGEST else 1.0
 
 
 def _factors(drops: Sequence[Drop | None]) -> list[float]:

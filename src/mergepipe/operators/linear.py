@@ -24,7 +24,7 @@ from mergepipe.operators.contract import (
     Tile,
 )
 from mergepipe.operators.parameters import WEIGHT, normalize, number, tile_weights, to_tile, weights_of
-from mergepipe.stats.contract import Fact, Need
+from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, Need
 
 # Weights whose sum is this small beside them would blow up what float32 can say of the deltas.
 _CANCELLING = 1e-8
@@ -52,7 +52,12 @@ class Linear:
     def needs(self, spec: TensorSpec) -> tuple[tuple[Need, ...], ...]:
         return ((),) * len(spec.terms)
 
-    def resolve(self, spec: TensorSpec, facts: Sequence[Sequence[Fact]]) -> LinearCoefficients:
+    def group_needs(self, spec: TensorSpec) -> tuple[GroupNeed, ...]:
+        return ()
+
+    def resolve(
+        self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
+    ) -> LinearCoefficients:
         """Coefficients; `RecipeError` where weights to be normalised add up to nothing."""
         given = weights_of(spec)
         every = given if spec.reference is None else [number(spec.reference, "weight"), *given]

@@ -9,7 +9,7 @@ from mergepipe.core.arrays import Array
 from mergepipe.operators.additive import Mixture, mix, omitted_sum, resolve_mixture, write_whole
 from mergepipe.operators.contract import AccessClass, Grain, Norms, Operator, Parameter, Reads, TensorSpec, Tile
 from mergepipe.operators.parameters import INT8_MASK, LAMBDA, WEIGHT, normalize, rescale
-from mergepipe.stats.contract import Fact, Need
+from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, Need
 
 
 class TaskArithmetic:
@@ -33,7 +33,12 @@ class TaskArithmetic:
     def needs(self, spec: TensorSpec) -> tuple[tuple[Need, ...], ...]:
         return ((),) * len(spec.terms)
 
-    def resolve(self, spec: TensorSpec, facts: Sequence[Sequence[Fact]]) -> Mixture:
+    def group_needs(self, spec: TensorSpec) -> tuple[GroupNeed, ...]:
+        return ()
+
+    def resolve(
+        self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
+    ) -> Mixture:
         return resolve_mixture(spec, [1.0] * len(spec.terms))
 
     def scratch_arrays(self, terms: int) -> int:

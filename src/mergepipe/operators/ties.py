@@ -19,7 +19,7 @@ from mergepipe.operators.consensus import (
 from mergepipe.operators.contract import AccessClass, Delta, Grain, Norms, Operator, Reads, TensorSpec, Tile
 from mergepipe.operators.parameters import DENSITY, INT8_MASK, LAMBDA, WEIGHT, is_sparse, normalize, number, rescale
 from mergepipe.operators.sparsify import Trim
-from mergepipe.stats.contract import Fact, Need, TrimNeed
+from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, Need, TrimNeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,12 @@ class Ties:
             )
         return needs
 
-    def resolve(self, spec: TensorSpec, facts: Sequence[Sequence[Fact]]) -> TiesCoefficients:
+    def group_needs(self, spec: TensorSpec) -> tuple[GroupNeed, ...]:
+        return ()
+
+    def resolve(
+        self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
+    ) -> TiesCoefficients:
         """Coefficients; `RecipeError` under `rescale`."""
         trims = tuple(Trim.of(known[0]) if need else None for need, known in zip(self.needs(spec), facts, strict=True))
         return TiesCoefficients(resolve_election(spec), trims)

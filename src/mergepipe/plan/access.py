@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -259,8 +258,6 @@ def _select(
             worth[expert.input - 1, span] = gain * norms
             cost[expert.input - 1, span] = block_costs(expert, grid_of(part.tensor, block_bytes))
         at = span.stop
-    if not math.isfinite(float(worth.sum())):
-        worth = np.nan_to_num(worth, nan=np.finfo(np.float64).max, posinf=np.finfo(np.float64).max) / 1e200
     cap = int(cost.sum()) if budget.cap is None else budget.cap
     chosen = select(worth, cost, cap, budget.blocks, policy, logical.seed)
     reads = []
@@ -276,7 +273,7 @@ def _nonfinite(logical: LogicalPlan, indices: Sequence[DeltaIndex]) -> list[str]
     """Which inputs hold non-finite values in which tensors, as the indices know it."""
     found = []
     for tensor in logical.tensors:
-        for number, expert in enumerate(tensor.experts):
+        for number, expert in enumerate(tensor.experts if tensor.elements else ()):
             index = indices[expert.input - 1]
             if number == 0 and (count := int(index.base[tensor.base].nonfinite.sum())):
                 found.append(f"{logical.inputs[0].ref}: {tensor.base} has {count} non-finite values")

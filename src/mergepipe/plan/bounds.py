@@ -8,6 +8,10 @@ take (K+6)u·(|a₀|‖θ₀‖ + ‖U‖), which also covers the second-order t
 sign-elected methods numerator and divisor each carry K such errors: (2K+8)u. Rounding to the output
 dtype of unit roundoff v adds at most v·|x| + s/2 an element, s the smallest subnormal: half a unit
 in the last place a run. A run that copies a block rounds nothing there.
+
+Below the smallest normal number (2^-126 in float32) a product's error is at most 2^-150, whatever its
+size, and λ/D or a rescale factor may enlarge it by its gain over its weight. We take 2^-126 an operation,
+times the largest gain if that is above 1: enough for weights down to 2^-24.
 """
 
 from __future__ import annotations
@@ -71,6 +75,11 @@ class TensorEvidence:
 
 def bound_of(operator: Operator, evidence: Sequence[TensorEvidence]) -> Bound:
     """The plan's bound, summed over tensors; kind "none" as soon as one tensor with an omission has none."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _bound(operator, evidence)
+
+
+def _bound(operator: Operator, evidence: Sequence[TensorEvidence]) -> Bound:
     error = rounding = weights = update_floor = 0.0
     for part in evidence:
         weights += float(np.sum(part.base_norms**2))
@@ -86,6 +95,8 @@ def bound_of(operator: Operator, evidence: Sequence[TensorEvidence]) -> Bound:
             return no_bound(f"{part.tensor.name}: {update}")
         error += float(np.sum(exact**2))
         rounding += float(np.sum(_rounding(operator, part, update)[omitted] ** 2))
+    if not math.isfinite(error + rounding + weights):
+        return no_bound("the squares of the norms are beyond what float64 holds")
     l2 = math.sqrt(error) * _UPWARD
     floor = math.sqrt(update_floor) / _UPWARD
     return Bound(
@@ -103,11 +114,12 @@ def _rounding(operator: Operator, part: TensorEvidence, update: Norms) -> Norms:
     tensor = part.tensor
     stored, out = dtype(tensor.dtype), dtype(tensor.out_dtype)
     wide = tensor.wide
-    unit = 2.0**-53 if wide else 2.0**-24
+    unit, smallest = (2.0**-53, 2.0**-1022) if wide else (2.0**-24, 2.0**-126)
     terms = part.norms.shape[0]
     operations = 2 * terms + 8 if operator.access is AccessClass.SIGN_ELECTED else terms + 6
     size = operator.base_gain(part.coefficients) * part.base_norms + update
-    arithmetic = operations * unit * size
+    enlarged = max(1.0, *operator.gains(part.coefficients))
+    arithmetic = operations * (unit * size + smallest * enlarged * np.sqrt(part.sizes))
     final = np.zeros_like(size)
     if out.precision <= (53 if wide else 24):
         half_ulp = 2.0**-out.precision

@@ -10,6 +10,7 @@ from mergepipe.core.units import parse_bytes
 from mergepipe.errors import UsageError
 
 _SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*")
+_FRACTION = re.compile(r"\s*(\d+\.\d*|\.\d+)\s*")
 _BLOCKS = re.compile(r"\s*(\d+)\s*blocks?\s*", re.IGNORECASE)
 
 
@@ -40,7 +41,7 @@ def parse_budget(text: str | None, full: int, block_bytes: int) -> Budget:
     if match := _BLOCKS.fullmatch(text):
         blocks = int(match[1])
         return Budget(text.strip(), min(blocks * block_bytes, full), blocks)
-    if re.fullmatch(r"\s*[\d.]+\s*", text) and "." in text:
+    if _FRACTION.fullmatch(text):
         raise UsageError(f"--budget: {text!r} is ambiguous; write a share as {float(text) * 100:g}%")
     try:
         cap = parse_bytes(text, "--budget")

@@ -28,7 +28,7 @@ def decode_plan(data: bytes, where: str) -> tuple[AccessPlan, str]:
     """A plan and its recipe's text. Raises `FormatError` if it is none, or not the one it was digested as."""
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{where}: not JSON: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f'{where}: not a plan: "format" should be "{FORMAT}"')

@@ -35,8 +35,8 @@ def explain_plan(plan: AccessPlan) -> Iterator[str]:
     logical = plan.logical
     experts, tensors = len(logical.inputs) - 1, len(logical.tensors)
     yield f"{logical.method} over {experts} experts, {tensors} tensors, seed {logical.seed}"
-    planned, full = format_bytes(plan.planned_bytes), format_bytes(plan.full_bytes)
-    yield f"budget {plan.budget.text}: {planned} of {full}, policy {plan.policy}"
+    sizes = f"{format_bytes(plan.planned_bytes)} of {format_bytes(plan.full_bytes)}"
+    yield f"budget {plan.budget.text}: {sizes}, policy {plan.policy}"
     yield "by expert"
     yield from (_line(name, total) for name, total in by_expert.items())
     yield "by component"

@@ -13,6 +13,7 @@ from mergepipe.checkpoint.names import NameMatch, is_derived_buffer, match_names
 from mergepipe.errors import IncompatibleModels
 
 _LISTED = 8
+_TIED = "tie_word_embeddings"
 
 
 class Severity(str, Enum):
@@ -121,7 +122,10 @@ def require_aligned(family: Family) -> None:
 def _align_expert(
     base: Checkpoint, expert: Checkpoint, rules: FamilyRules
 ) -> tuple[dict[str, ExpertPart | None], list[Finding]]:
-    match = match_names(base, expert)
+    try:
+        match = match_names(base, expert)
+    except IncompatibleModels as error:
+        return {}, [Finding(Severity.ERROR, expert.ref, str(error))]
     findings: list[Finding] = []
     if match.rule:
         findings.append(Finding(Severity.NOTE, expert.ref, f"names reconciled: {match.rule}"))
@@ -154,12 +158,14 @@ def _align_expert(
     ]
     if missing:
         findings.append(_missing_finding(base, expert, missing, rules))
-    findings += _extra_findings(expert, match)
+    findings += _extra_findings(base, expert, match)
     return column, findings
 
 
 def _tied_head(base: Checkpoint, expert: Checkpoint, match: NameMatch, name: str) -> TensorInfo | None:
     """The expert's embedding where the base has a head of its own and the expert ties them."""
+    if _flag(expert.config, _TIED) is False:
+        return None
     if parse_role(name, base.tensors[name].shape, base.config).component != "lm_head":
         return None
     for base_name, expert_name in match.mapping.items():
@@ -198,14 +204,15 @@ def _missing_finding(base: Checkpoint, expert: Checkpoint, missing: list[str], r
     return Finding(Severity.ERROR, expert.ref, f"{what}; --missing base counts them as unchanged")
 
 
-def _extra_findings(expert: Checkpoint, match: NameMatch) -> list[Finding]:
+def _extra_findings(base: Checkpoint, expert: Checkpoint, match: NameMatch) -> list[Finding]:
     extra = [name for name in match.extra if not is_derived_buffer(name)]
     heads = [n for n in extra if parse_role(n, expert.tensors[n].shape, expert.config).component == "lm_head"]
     findings = []
     for name in heads:
         extra.remove(name)
-        tied = _flag(expert.config, "tie_word_embeddings")
-        if tied is False:
+        # The default of a flag that is not written depends on the architecture; the base, which ties, has the same.
+        tied = _flag(expert.config, _TIED)
+        if tied is False or (tied is None and _flag(base.config, _TIED) is not None):
             message = f"{name} is a head of its own; the base ties head and embedding, so it is not in the output"
             findings.append(Finding(Severity.WARNING, expert.ref, message))
         else:

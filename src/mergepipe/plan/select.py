@@ -30,8 +30,11 @@ def select(worth: Worth, cost: Cost, budget: int, most: int | None, policy: Poli
     """Choose items of total cost ≤ `budget`, at most `most` of them.
 
     `worth[i, b]` is what omitting expert i's block b adds to the error of block b; a block's error
-    is the sum over its omitted items, the total error the root of the sum of their squares.
+    is the sum over its omitted items, the total error the root of the sum of their squares. What is
+    beyond all numbers is worth most.
     """
+    most_of_all = np.finfo(np.float64).max
+    worth = np.nan_to_num(worth, nan=most_of_all, posinf=most_of_all)
     if policy is Policy.BALANCED:
         return _balanced(worth, cost, budget, most)
     if policy is Policy.RANDOM:
@@ -46,7 +49,8 @@ def _norm_order(worth: Worth, cost: Cost) -> NDArray[np.int64]:
     least so far; ties go to the earlier block.
     """
     experts, blocks = worth.shape
-    left = np.where(cost > 0, worth, 0.0)
+    waiting = (cost > 0) & (worth > 0)
+    left = np.where(waiting, _scaled(worth), 0.0)
     total = np.zeros(blocks)
     for row in left:
         total += row
@@ -56,17 +60,27 @@ def _norm_order(worth: Worth, cost: Cost) -> NDArray[np.int64]:
     priorities = np.empty((experts, blocks))
     items = np.empty((experts, blocks), np.int64)
     for rank in range(experts):
-        gain = left * (2.0 * total - left) / divisor
-        gain[left <= 0] = -1.0
+        # S is at least a; where rounding lost a beside a much larger term, it is not.
+        gain = left * (2.0 * np.maximum(total, left) - left) / divisor
+        gain[~waiting] = -1.0
         best = np.argmax(gain, axis=0)
         least = np.minimum(least, gain[best, column])
         priorities[rank] = least
         items[rank] = best * blocks + column
         total = np.maximum(total - left[best, column], 0.0)
         left[best, column] = 0.0
+        waiting[best, column] = False
     order = np.lexsort((np.tile(column, experts), -priorities.ravel()))
-    order = order[priorities.ravel()[order] > 0]
+    # Squares of the smallest worths underflow to 0: they come last. Below 0 is what was not waiting.
+    order = order[priorities.ravel()[order] >= 0]
     return items.ravel()[order]
+
+
+def _scaled(worth: Worth) -> Worth:
+    """The same proportions, small enough to be added and squared."""
+    _, exponent = np.frexp(worth.max(initial=0.0))
+    scaled: Worth = np.ldexp(worth, -max(0, int(exponent) - 500))  # a power of two: equal worths stay equal
+    return scaled
 
 
 def _random_order(worth: Worth, seed: int) -> NDArray[np.int64]:

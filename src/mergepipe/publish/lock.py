@@ -28,13 +28,13 @@ def output_lock(out: Path) -> Iterator[None]:
     # Before the attempt: older versions of filelock empty the file as they open it.
     holder = _holder(path)
     lock = filelock.FileLock(path)
-    try:
-        with writing(path, "OUT's parent folder must be writable and its file system must support locks"):
+    with writing(path, "OUT's parent folder must be writable and its file system must support locks"):
+        try:
             lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise PublishConflict(
-            f"{out}: another run{holder} is writing it and holds {path}; wait for it or choose another OUT"
-        ) from None
+        except filelock.Timeout:  # an OSError, so it must not reach `writing`
+            raise PublishConflict(
+                f"{out}: another run{holder} is writing it and holds {path}; wait for it or choose another OUT"
+            ) from None
     try:
         with writing(path, "the lock's holder cannot be recorded"):
             path.write_text(f"{os.getpid()}\n")

@@ -23,6 +23,7 @@ from mergepipe.manifest.model import Receipt
 from mergepipe.publish.disk import Disk, writing
 from mergepipe.publish.place import located, staging_folder, staging_folders
 from mergepipe.publish.rehash import found_record, open_for_verifying
+from mergepipe.store.contract import Purpose
 from mergepipe.store.meter import Meter
 
 _FILES: Final = "files"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 # One need resolved to numbers, by field name; inlined in the plan that relies on it.
 Fact: TypeAlias = Mapping[str, float | int]
+# The same for a need of several terms: lists hold what is known of rows, of terms or of pairs of inputs.
+GroupFact: TypeAlias = Mapping[str, float | int | Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +31,79 @@ class MaskedL1Need:
     density: float
 
 
-Need: TypeAlias = TrimNeed | MaskedL1Need
+@dataclass(frozen=True, slots=True)
+class RankNeed:
+    """Exact magnitude of the `count`-th largest |δ|, earlier positions first, with its cut.
+
+    Fact: `threshold` and `cut` as for `TrimNeed`; keeping by them keeps exactly `count` elements.
+    `1 ≤ count < n`.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankedMaskL1Need:
+    """Sums for DELLA's rescale: Σ|δ| and Σ|δ·m| with keep probabilities by rank within each row.
+
+    Rows are of `row` elements (the last dimension; a vector is one row). Fact: `l1`, `masked_l1`.
+    """
+
+    key: int
+    density: float
+    epsilon: float
+    row: int
+
+
+Need: TypeAlias = TrimNeed | MaskedL1Need | RankNeed | RankedMaskL1Need
+
+
+@dataclass(frozen=True, slots=True)
+class GramNeed:
+    """Inner products over a whole tensor, in float64, of θ₀ and the deltas δ₁ … δ_K of the terms in order.
+
+    Fact: `gram`: the (K+1)×(K+1) matrix ⟨·,·⟩ of (θ₀, δ₁, …, δ_K), row after row.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class VectorGramNeed:
+    """The same for each vector of a matrix: its rows (`axis` −1) or its columns (`axis` 0).
+
+    The matrix is the tensor seen as (elements / row, row) for rows; `axis` 0 vectors run over the
+    first dimension. Fact: `gram`: the matrices of all vectors, one after another.
+    """
+
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class VarianceMaskNeed:
+    """SCE's selection and weights: of the positions, the ⌊topk · nonzero⌋ of largest variance over the deltas.
+
+    Fact: `threshold`, `cut` (positions, as for `TrimNeed`, of the variance; computed in float32, as
+    `Σ(δᵢ − mean)²/K` in recipe order), `kept`, and `mean_squares`: Σ δᵢ² over the kept positions / n, per term.
+    """
+
+    topk: float
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapNeed:
+    """RAM's counts at |δ| > epsilon. Fact: `shared` and `unique`: per term, how many of its active positions
+    other terms are active at, or not.
+    """
+
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceNeed:
+    """Arcee Fusion's threshold, `median + 1.5 (q₃ − q₁)` of |δ| · KL(softmax(θ₁ row) ‖ softmax(θ₀ row)).
+
+    Fact: `threshold`, and `divergence`: the KL of each row of the last dimension.
+    """
+
+
+# Needs that concern all terms of a tensor together (and the base).
+GroupNeed: TypeAlias = GramNeed | VectorGramNeed | VarianceMaskNeed | OverlapNeed | ImportanceNeed

@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 
 from mergepipe.errors import SourceError
@@ -51,12 +52,29 @@ class LocalStore:
             self._release(handle)
 
     def keys(self) -> tuple[str, ...]:
-        found: list[str] = []
-        for folder, folders, files in os.walk(self._root, followlinks=True):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            here = Path(folder)
-            found += [(here / name).relative_to(self._root).as_posix() for name in files if (here / name).is_file()]
-        return tuple(sorted(found))
+        return tuple(sorted(self._below(self._root, "", frozenset())))
+
+    def _below(self, folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
+        """Keys of the files below `folder`; a link back to one of the folders `above` is not followed."""
+        try:
+            own = folder.stat()
+            entries = list(os.scandir(folder))
+        except OSError as error:
+            if prefix:
+                return  # a folder that is not ours to see holds none of our files
+            raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
+        identity = (own.st_dev, own.st_ino)
+        if identity in above:
+            return
+        for entry in entries:
+            try:
+                mode = entry.stat().st_mode
+            except OSError:
+                continue  # a link to nothing
+            if stat.S_ISREG(mode):
+                yield prefix + entry.name
+            elif stat.S_ISDIR(mode) and not entry.name.startswith("."):
+                yield from self._below(folder / entry.name, f"{prefix}{entry.name}/", above | {identity})
 
     def close(self) -> None:
         with self._lock:

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mergepipe import api
+from mergepipe.plan.access import read_set
+from mergepipe.plan.cost import grid_of, largest_block
 from mergepipe.plan.select import Policy
 from tests.laws.world import METHODS, World
 
@@ -37,7 +40,15 @@ def test_a_number_of_bytes_is_never_passed(world: World, cap: int, method: str) 
 @RELAXED
 @given(blocks=st.integers(0, 300))
 def test_a_number_of_blocks_states_its_bytes(world: World, blocks: int) -> None:
-    """A budget in blocks is a byte cap of that many largest blocks."""
-    _, result = world.merge(world.recipe("task_arithmetic"), f"{blocks}blocks")
+    """A budget in blocks caps their number, and the bytes at that many of the largest block."""
+    out, result = world.merge(world.recipe("task_arithmetic"), f"{blocks}blocks")
     expert = result["expert_bytes"]
-    assert expert["read"] <= expert["budget"] <= blocks * world.block_bytes
+    plan = api.recorded_plan(out)
+    largest = largest_block(plan.logical, world.block_bytes)
+    assert expert["read"] <= expert["budget"] == min(blocks * largest, expert["full"])
+    read = sum(
+        int(read_set(access, place, grid_of(tensor, world.block_bytes).count).sum())
+        for tensor, access in zip(plan.logical.tensors, plan.tensors, strict=True)
+        for place in range(len(tensor.experts))
+    )
+    assert read <= blocks

@@ -6,7 +6,7 @@ from textwrap import dedent
 import pytest
 
 from mergepipe.errors import RecipeError
-from mergepipe.operators.contract import Parameter
+from mergepipe.operators.contract import AccessClass, Parameter
 from mergepipe.recipe import mergekit
 from mergepipe.recipe.model import (
     Filtered,
@@ -49,6 +49,7 @@ class Blend:
 
     name: str = "blend"
     version: str = "blend@1"
+    access: AccessClass = AccessClass.RESOLVED
     needs_base: bool = False
     parameters: tuple[Parameter, ...] = (Parameter("t", float),)
 

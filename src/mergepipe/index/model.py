@@ -79,11 +79,20 @@ class BlockFacts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TrimFacts:
+    """Of a whole delta, at the densities 0.01, 0.02, … 0.99: the exact threshold and the cut (see `TrimNeed`)."""
+
+    threshold: NDArray[np.float64]
+    cut: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeltaIndex:
     """All facts of one (base, expert, grid), by base tensor name.
 
     `sketches[name]` is of shape (blocks, SKETCH) in float32, loaded only when asked for.
     `content_digest` is over all block digests of the expert, `base_content_digest` of the base.
+    `path` is the index file, "" where none is kept.
     """
 
     blocks: Mapping[str, BlockFacts]
@@ -91,6 +100,8 @@ class DeltaIndex:
     content_digest: str
     base_content_digest: str
     path: str
+    trims: Mapping[str, TrimFacts] = field(default_factory=dict)
+    sketches: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,7 @@ class Knowledge:
 
     `indices` has one entry per pair where block facts were wanted, else is empty. `facts` answers
     every `Wanted`. `index_bytes` is what was read for it now; `reused` and `built` name index files.
+    `notes` say why an index file that was there could not be used.
     """
 
     indices: Sequence[DeltaIndex] = field(default=(), hash=False)
@@ -106,6 +118,7 @@ class Knowledge:
     index_bytes: int = 0
     reused: tuple[str, ...] = ()
     built: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -69,7 +69,7 @@ class TensorSpec:
     `elements` and `row` (length of the last dimension) are in elements. `reference` holds the
     parameters of the base where the base is itself an input of the merge, else None. All mappings of
     parameters are complete: each declared parameter has a value of its kind. `wide` says that tiles
-    are float64, not float32.
+    are float64, not float32. `shape` is the output's, () for a scalar or where it does not matter.
     """
 
     name: str
@@ -80,6 +80,7 @@ class TensorSpec:
     terms: tuple[TermSpec, ...]
     reference: Values | None = field(default=None, hash=False)
     wide: bool = False
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -185,3 +186,11 @@ class Operator(Protocol):
         float64, without directed rounding.
         """
         ...
+
+
+def takes_base_as_input(operator: Operator) -> bool:
+    """Whether a recipe's `base_model` is one more input (linear), not the origin of the others.
+
+    Without a `base_model` the first model is an input whatever the method.
+    """
+    return not operator.needs_base and operator.access is not AccessClass.RESOLVED

@@ -85,6 +85,7 @@ def tensor_spec(logical: LogicalPlan, tensor: TensorMerge) -> TensorSpec:
         terms=tuple(TermSpec(logical.inputs[e.input].position, e.parameters) for e in tensor.experts),
         reference=tensor.reference,
         wide=tensor.wide,
+        shape=tensor.shape,
     )
 
 

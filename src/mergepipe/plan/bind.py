@@ -11,7 +11,7 @@ from pathlib import PurePath
 from mergepipe.checkpoint.names import parse_role
 from mergepipe.core.dtypes import dtype
 from mergepipe.errors import RecipeError
-from mergepipe.operators.contract import Operator, Parameter
+from mergepipe.operators.contract import Operator, Parameter, takes_base_as_input
 from mergepipe.plan.family import AlignedTensor, Family
 from mergepipe.plan.logical import ExpertTensor, Input, LogicalPlan, OutputFile, TensorMerge, Value
 from mergepipe.recipe.model import InputModel, Recipe, Settings, TokenizerSpec
@@ -30,8 +30,8 @@ class Roles:
 def assign_roles(recipe: Recipe, operator: Operator) -> Roles:
     """Split a recipe's models into base and experts. Without `base_model` the first model is the reference.
 
-    A model named both as base and in `models` is read once, as base: a method of task vectors has no
-    use for its parameters, any other takes it as one more input. Raises `RecipeError` for what the
+    A model named both as base and in `models` is read once, as base: a method that measures the others
+    from it has no use for its parameters, any other takes it as one more input. Raises `RecipeError` for what the
     recipe language knows and this program does not do yet.
     """
     _refuse_unsupported(recipe)
@@ -42,7 +42,7 @@ def assign_roles(recipe: Recipe, operator: Operator) -> Roles:
         return Roles(first.model.path, first, tuple(rest))
     base = PurePath(recipe.base.path)
     named = [entry for entry in recipe.models if PurePath(entry.model.path) == base]
-    if operator.needs_base:
+    if not takes_base_as_input(operator):
         return Roles(recipe.base.path, None, tuple(entry for entry in recipe.models if entry not in named))
     reference = named[0] if named else None
     return Roles(recipe.base.path, reference, tuple(entry for entry in recipe.models if entry is not reference))
@@ -92,10 +92,10 @@ def _bind_tensor(
     def settle(parameters: Sequence[Parameter], levels: Sequence[Settings], who: str) -> Mapping[str, Value]:
         values: dict[str, Value] = {}
         for parameter in parameters:
-            value = resolve_setting(parameter.name, levels, base.name, position, parameter)
-            if value is None:
-                raise RecipeError(f"{who}: {parameter.name} has no value for tensor {base.name}; give it in parameters")
-            values[parameter.name] = value
+            try:
+                values[parameter.name] = resolve_setting(parameter.name, levels, base.name, position, parameter)
+            except RecipeError as error:
+                raise RecipeError(f"{who}: {error}") from error
         return values
 
     per_model = [parameter for parameter in operator.parameters if parameter.per_model]

@@ -12,7 +12,7 @@ from typing import Final
 from mergepipe.core.dtypes import TORCH_NAMES
 from mergepipe.core.suggest import did_you_mean
 from mergepipe.errors import RecipeError
-from mergepipe.operators.contract import Operator, Parameter
+from mergepipe.operators.contract import Operator, Parameter, takes_base_as_input
 from mergepipe.operators.registry import names, operator
 from mergepipe.recipe.model import (
     Filtered,
@@ -271,7 +271,7 @@ def _models(place: Place, method: _Method, base: ModelRef | None, shared: Settin
             raise item.error("needs a `model:`")
         model = _model(entry["model"])
         own = _settings(entry.get("parameters"), method, per_model=True)
-        if not (method.operator.needs_base and model == base):
+        if takes_base_as_input(method.operator) or model != base:
             _check_required(entry["model"], model, [own, shared], method)
         found.append(InputModel(model, own))
     return tuple(found)
@@ -285,7 +285,7 @@ def _with_base(
     Such a base counts as one more input if the settings of the whole merge give it all it must have. Where
     mergekit stops because they do not, the base here only lends its config and its coordinates.
     """
-    if base is None or method.operator.needs_base or any(each.model == base for each in models):
+    if base is None or not takes_base_as_input(method.operator) or any(each.model == base for each in models):
         return models, ()
     required = {each.name for each in method.operator.parameters if each.per_model and each.default is None}
     if required and required <= set(shared):
@@ -320,7 +320,7 @@ def _sources(place: Place, method: _Method, base: ModelRef | None, levels: list[
         model = _model(entry["model"])
         layers = _layer_range(entry["layer_range"])
         own = _settings(entry.get("parameters"), method, per_model=True)
-        if not (method.operator.needs_base and model == base):
+        if takes_base_as_input(method.operator) or model != base:
             _check_required(entry["model"], model, [own, *levels], method)
         if found and found[0].layer_range is not None:
             first, count = found[0], found[0].layer_range[1] - found[0].layer_range[0]

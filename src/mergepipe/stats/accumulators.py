@@ -1,0 +1,184 @@
+"""Exact sums over the leaves of a block, in float64, by a fixed tree of elementwise additions.
+
+A leaf (65,536 elements, counted from the block's start) is laid out in rows of 1,024 lanes, zeros after
+its end. The rows are added one after another, then the upper half of the lanes to the lower half until
+one is left; leaves are added in order. Every step adds arrays element by element, so that the result
+depends neither on the CPU nor on how the work is cut up. `np.add.reduce` is used only over the rows, an
+outer axis, along which numpy adds whole rows in turn (a test compares it with the loop).
+
+Elements that are not finite are left out of sums and maxima, and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergepipe.core.dtypes import FloatArray
+from mergepipe.core.leaves import LEAF
+from mergepipe.stats.sketch import SKETCH, SketchSigns
+
+LANES: Final = 1024
+_ROWS: Final = LEAF // LANES
+
+Wide = NDArray[np.float64]
+
+# Rows of the products: δ², |δ|, θ₀δ, and δ with the sketch's signs.
+_SQUARE, _ABSOLUTE, _DOT, _SIGNED = range(4)
+
+
+def add_rows(products: Wide, out: Wide) -> None:
+    """Add the rows of `products` (…, rows, lanes) one after another, into `out` (…, lanes)."""
+    np.add.reduce(products, axis=-2, out=out)
+
+
+def halve(lanes: Wide, left: int) -> Wide:
+    """Add the upper half of the last axis to the lower until `left` lanes remain; works in place."""
+    width = lanes.shape[-1]
+    while width > left:
+        width //= 2
+        np.add(lanes[..., :width], lanes[..., width : 2 * width], out=lanes[..., :width])
+    return lanes[..., :width]
+
+
+class LeafAdder:
+    """Sums single rows of numbers by the leaf tree, for facts of whole tensors."""
+
+    def __init__(self, width: int) -> None:
+        self._products = np.zeros((width, _ROWS, LANES))
+        self._lanes = np.empty((width, LANES))
+
+    def row(self, number: int, count: int) -> Wide:
+        """Where to write the `count` numbers of row `number`; zeros follow them already."""
+        flat = self._products[number].reshape(-1)
+        flat[count : _rows(count) * LANES] = 0.0
+        return flat[:count]
+
+    def sums(self, count: int) -> Wide:
+        """One sum a row, of `count` numbers each."""
+        add_rows(self._products[:, : _rows(count)], self._lanes)
+        return halve(self._lanes, 1)[:, 0].copy()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BaseLeaf:
+    """One leaf of the base: its values in float64 with zeros for what is not finite, and its facts."""
+
+    values: Wide
+    square: float
+    largest: float
+    nonfinite: int
+
+
+class BaseLeaves:
+    """Facts of the base, leaf by leaf. A leaf's `values` are overwritten by the next."""
+
+    def __init__(self) -> None:
+        self._wide = np.empty(LEAF)
+        self._adder = LeafAdder(1)
+
+    def add(self, values: FloatArray) -> BaseLeaf:
+        """`values` is one leaf (1 to 65,536 elements), float32 or float64."""
+        wide = self._wide[: values.size]
+        np.copyto(wide, values)
+        square = self._adder.row(0, values.size)
+        np.abs(wide, out=square)
+        largest = float(square.max())
+        nonfinite = 0
+        if not math.isfinite(largest):
+            odd = ~np.isfinite(wide)
+            nonfinite = int(np.count_nonzero(odd))
+            wide[odd] = 0.0
+            largest = float(np.abs(wide).max())
+        np.multiply(wide, wide, out=square)
+        return BaseLeaf(wide, float(self._adder.sums(values.size)[0]), largest, nonfinite)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaLeaves:
+    """Facts of one leaf of several experts' deltas; arrays run over the experts in the order they were added."""
+
+    square: Wide
+    absolute: Wide
+    dot: Wide
+    largest: Wide
+    nonzero: NDArray[np.int64]
+    nonfinite: NDArray[np.int64]
+    sketch: Wide
+
+
+class DeltaBatch:
+    """Facts of one leaf of up to `width` experts' deltas at a time: products apart, additions together."""
+
+    def __init__(self, width: int, signs: SketchSigns) -> None:
+        self._signs = signs
+        self._products = np.zeros((4, _ROWS, LANES))
+        self._lanes = np.empty((width, 4, LANES))
+        self._flags = np.empty(LEAF, np.bool_)
+        self._largest = np.zeros(width)
+        self._counts = np.zeros((2, width), np.int64)
+        self._filled = 0
+
+    @property
+    def full(self) -> bool:
+        return self._filled == len(self._lanes)
+
+    def add(self, delta: FloatArray, magnitudes: FloatArray, base: Wide) -> None:
+        """One expert: `delta`, its absolute values and the base's leaf, of equal length.
+
+        `delta` and `magnitudes` are overwritten where they are not finite.
+        """
+        count, place = delta.size, self._filled
+        rows = _rows(count)
+        flags = self._flags[:count]
+        largest, nonfinite = float(magnitudes.max()), 0
+        np.not_equal(delta, 0, out=flags)
+        nonzero = int(np.count_nonzero(flags))
+        if not math.isfinite(largest):
+            odd = ~np.isfinite(delta)
+            nonfinite = int(np.count_nonzero(odd))
+            delta[odd] = 0.0
+            magnitudes[odd] = 0.0
+            largest = float(magnitudes.max())
+        square, absolute, dot, signed = (self._products[row].reshape(-1) for row in range(4))
+        signed[count : rows * LANES] = 0.0
+        np.copyto(signed[:count], delta)
+        padded = signed[: rows * LANES]
+        np.multiply(padded, padded, out=square[: rows * LANES])
+        np.abs(padded, out=absolute[: rows * LANES])
+        dot[count : rows * LANES] = 0.0
+        np.multiply(signed[:count], base, out=dot[:count])
+        np.multiply(padded, self._signs.pattern[: rows * LANES], out=padded)
+        add_rows(self._products[:, :rows], self._lanes[place])
+        self._largest[place] = largest
+        self._counts[:, place] = nonzero, nonfinite
+        self._filled += 1
+
+    def finish(self, leaf: int) -> DeltaLeaves:
+        """The facts of all that was added since the last call; `leaf` is the leaf's number within its block."""
+        count, self._filled = self._filled, 0
+        lanes = self._lanes[:count]
+        sketch = halve(lanes, SKETCH)[:, _SIGNED] * self._signs.leaf(leaf)
+        sums = halve(lanes[:, :_SIGNED, :SKETCH], 1)[..., 0]
+        return DeltaLeaves(
+            square=sums[:, _SQUARE].copy(),
+            absolute=sums[:, _ABSOLUTE].copy(),
+            dot=sums[:, _DOT] + 0.0,  # no negative zero
+            largest=self._largest[:count].copy(),
+            nonzero=self._counts[0, :count].copy(),
+            nonfinite=self._counts[1, :count].copy(),
+            sketch=sketch,
+        )
+
+
+def _rows(count: int) -> int:
+    return -(-count // LANES)
+
+
+def workspace_bytes(width: int) -> int:
+    """Bytes that one `BaseLeaves` and one `DeltaBatch` of `width` take."""
+    return (1 + 1 + 4) * LEAF * 8 + LEAF + (width * 4 + 1) * LANES * 8

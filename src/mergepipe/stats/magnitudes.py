@@ -1,0 +1,397 @@
+"""Exact order statistics of |δ| in bounded memory, by counting on the bit patterns of floats.
+
+The bits of a non-negative float, read as an integer, are ordered as the float is, so the k-th magnitude
+is found by counting 16 bits at a time from the top. bf16 deltas have many equal magnitudes: to keep
+exactly k, the k-th comes with a cut, the position of the last element kept among its equals.
+
+One look at the data is enough for most deltas of 16-bit and 8-bit models, whose magnitudes seldom use
+the lower half of a float32: of each run of elements, a *record*, the counts of the upper 16 bits are
+kept, and the few patterns that have lower bits are kept as they are. From these follow the thresholds,
+and the record in which each cut lies; only such records are looked at again. Where too much would have
+to be kept (float32 models), further looks count the lower bits of the patterns in question.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergepipe.core.dtypes import FloatArray
+from mergepipe.core.leaves import LEAF, leaf_spans
+from mergepipe.stats.contract import Fact
+
+Bits = NDArray[np.unsignedinteger[Any]]
+Counts = NDArray[np.int64]
+Span = tuple[int, int]
+# Called with spans of elements in ascending order, gives |δ| in tiles that cover just these, in order:
+# (position of the tile's first element, magnitudes). A tile lies within one span.
+Look = Callable[[Sequence[Span]], Iterator[tuple[int, FloatArray]]]
+
+_DIGITS: Final = 1 << 16
+_TOP: Final = 1 << 15  # the sign bit is 0
+_RECORDS: Final = 512
+# Up to here sorting is quicker than counting.
+_SORTED: Final = 4096
+# Bytes of temporaries a selected pattern takes while its bucket is put in order.
+_SELECTED_BYTES: Final = 32
+LEAST_ROOM: Final = 2 * _DIGITS * 8
+# Temporaries of a leaf while it is counted, beside `fixed_bytes`; one `Magnitudes` takes them at a time.
+WORKING_BYTES: Final = 2 * _TOP * 8 + 32 * LEAF
+
+
+@dataclass(frozen=True, slots=True)
+class MagnitudeCut:
+    """Keep `|δ| > threshold`, and `|δ| = threshold` at positions up to `cut` inclusive."""
+
+    threshold: float
+    cut: int
+
+    @property
+    def fact(self) -> Fact:
+        """As a `TrimNeed` is answered."""
+        return {"threshold": self.threshold, "cut": self.cut}
+
+
+def kept_count(density: float, total: int) -> int:
+    """How many of `total` elements are kept: `max(1, int(density · total))`, at most all."""
+    return min(total, max(1, int(density * total)))
+
+
+def fixed_bytes(elements: int) -> int:
+    """Bytes `Magnitudes` takes whatever its room: counters, the record being filled, two arrays of a leaf."""
+    return 2 * _TOP * 8 + 2 * _record_size(elements) + 9 * LEAF
+
+
+def useful_room(elements: int, compute: np.dtype[Any]) -> int:
+    """The room in which one look suffices for deltas of 16-bit models: a sixteenth of the patterns irregular."""
+    records = math.ceil(elements / _record_size(elements))
+    return max(LEAST_ROOM, 2 * (elements // 16 * compute.itemsize + records * (24 << 10)))
+
+
+class Magnitudes:
+    """The cuts of one delta at several densities.
+
+    `total` elements count, of which the first `elements` are fed (in order, once, as |δ| in `compute`
+    precision) and the rest are zeros. At most `room` bytes are kept beside `fixed_bytes(elements)`;
+    it must be at least `LEAST_ROOM`. NaN counts as larger than infinity; a k-th magnitude that is not
+    finite is given as the largest finite number with cut −1.
+    """
+
+    def __init__(
+        self, elements: int, total: int, densities: Sequence[float], compute: np.dtype[Any], room: int
+    ) -> None:
+        self._elements, self._total, self._room = elements, total, room
+        self._compute = compute
+        self._bits: np.dtype[Any] = np.dtype(f"u{compute.itemsize}")
+        self._shift = 8 * compute.itemsize - 16
+        self._ranks = [kept_count(density, total) for density in densities]
+        self._few: Bits | None = np.empty(elements, self._bits) if elements <= _SORTED else None
+        self._size = _record_size(elements)
+        self._buffer = np.empty(0 if self._few is not None else min(self._size, elements), np.uint16)
+        self._filled = 0
+        self._top: Counts = np.zeros(0 if self._few is not None else _TOP, np.int64)
+        self._records: list[_Record] | None = []
+        self._irregular: list[Bits] = []
+        self._kept_bytes = 0
+        self._low = np.empty(self._buffer.size and min(LEAF, elements), self._bits)
+        self._flags = np.empty(self._low.size, np.bool_)
+
+    def feed(self, start: int, magnitudes: FloatArray) -> None:
+        """The next run of |δ|; `start` is the position of its first element."""
+        patterns = magnitudes.view(self._bits)
+        if self._few is not None:
+            self._few[start : start + patterns.size] = patterns
+            return
+        at = 0
+        while at < patterns.size:
+            count = min(self._size - self._filled, patterns.size - at, LEAF)
+            self._count(patterns[at : at + count])
+            at += count
+
+    def finish(self, look: Look) -> list[MagnitudeCut]:
+        """One cut a density; looks again at what is not known yet."""
+        if self._few is not None:
+            return self._finish_few(self._few)
+        if self._filled:
+            self._close_record()
+        self._top[0] += self._total - self._elements
+        spots = self._locate()
+        if spots is None:
+            self._records = None
+            return self._descent().cuts(self._ranks, look)
+        return self._look_up(spots, look)
+
+    # --- the first look
+
+    def _count(self, patterns: Bits) -> None:
+        count = patterns.size
+        np.right_shift(patterns, self._shift, out=self._buffer[self._filled : self._filled + count], casting="unsafe")
+        if self._records is not None:
+            low = np.bitwise_and(patterns, (1 << self._shift) - 1, out=self._low[:count])
+            odd = np.flatnonzero(np.not_equal(low, 0, out=self._flags[:count]))
+            if odd.size:
+                self._keep(patterns[odd])
+        self._filled += count
+        if self._filled == self._size:
+            self._close_record()
+
+    def _keep(self, irregular: Bits) -> None:
+        self._irregular.append(irregular)
+        self._kept_bytes += irregular.nbytes + 128
+        if self._kept_bytes > self._room // 2:
+            self._records = None
+            self._irregular = []
+
+    def _close_record(self) -> None:
+        counts = np.bincount(self._buffer[: self._filled])
+        self._top[: counts.size] += counts
+        self._filled = 0
+        if self._records is None:
+            return
+        irregular = np.concatenate(self._irregular) if self._irregular else np.empty(0, self._bits)
+        self._irregular = []
+        lowest = 1 + int((counts[1:] > 0).argmax()) if counts.size > 1 else 1
+        self._records.append(_Record(int(counts[0]), lowest, counts[lowest:].astype(np.uint32), irregular))
+        self._kept_bytes += 4 * (counts.size - lowest) + 256
+        if self._kept_bytes > self._room // 2:
+            self._records = None
+
+    # --- what follows from it
+
+    def _finish_few(self, patterns: Bits) -> list[MagnitudeCut]:
+        order = np.argsort(~patterns, kind="stable")
+        cuts = []
+        for rank in self._ranks:
+            if rank > patterns.size:  # all that was fed, and zeros after it
+                cuts.append(MagnitudeCut(0.0, rank - 1))
+            else:
+                position = int(order[rank - 1])
+                cuts.append(_cut(int(patterns[position]), position, self._compute))
+        return cuts
+
+    def _locate(self) -> list[_Spot] | None:
+        """Threshold of every rank and where its cut lies, or None if too little was kept to know."""
+        if self._records is None:
+            return None
+        buckets, inner = _find(self._top, self._ranks)
+        needed = np.unique(buckets)
+        slot = np.full(_TOP, -1, np.int16)
+        slot[needed] = np.arange(needed.size)
+        regular = np.zeros((len(self._records), needed.size), np.int64)
+        found: list[Bits] = []
+        owners: list[NDArray[np.int32]] = []
+        selected = 0
+        for number, record in enumerate(self._records):
+            regular[number] = record.counts_of(needed)
+            slots = slot.take((record.irregular >> self._shift).astype(np.int64))
+            chosen = np.flatnonzero(slots >= 0)
+            selected += chosen.size
+            if selected * _SELECTED_BYTES > self._room // 2:
+                return None
+            regular[number] -= np.bincount(slots[chosen], minlength=needed.size)
+            found.append(record.irregular[chosen])
+            owners.append(np.full(chosen.size, number, np.int32))
+        patterns, owner = np.concatenate(found), np.concatenate(owners)
+        order = np.argsort(patterns, kind="stable")
+        patterns, owner = patterns[order], owner[order]
+        starts = np.searchsorted(patterns >> self._shift, needed, "left")
+        stops = np.searchsorted(patterns >> self._shift, needed, "right")
+        until = np.cumsum(regular, axis=0)
+        spots = []
+        for bucket, rank in zip(buckets.tolist(), inner.tolist(), strict=True):
+            place = int(slot[bucket])
+            start, stop = int(starts[place]), int(stops[place])
+            if rank <= stop - start:
+                spots.append(_irregular_spot(patterns, owner, stop, rank))
+            else:
+                spots.append(_regular_spot(bucket << self._shift, until[:, place], rank - (stop - start)))
+        return spots
+
+    def _look_up(self, spots: Sequence[_Spot], look: Look) -> list[MagnitudeCut]:
+        positions: dict[_Spot, int] = {}
+        inside = sorted({spot for spot in spots if spot.record is not None}, key=lambda spot: spot.record or 0)
+        groups = [(number, list(group)) for number, group in groupby(inside, key=lambda spot: spot.record or 0)]
+        spans = [(n * self._size, min((n + 1) * self._size, self._elements)) for n, _ in groups]
+        seen: dict[_Spot, int] = {}
+        at = 0
+        for start, magnitudes in look(spans):
+            while start >= spans[at][1]:
+                at += 1
+            for first, stop in leaf_spans(magnitudes.size):
+                patterns = magnitudes[first:stop].view(self._bits)
+                flags = self._flags[: patterns.size]
+                for spot in groups[at][1]:
+                    if spot in positions:
+                        continue
+                    np.equal(patterns, self._bits.type(spot.pattern), out=flags)
+                    before = seen.get(spot, 0)
+                    seen[spot] = before + int(np.count_nonzero(flags))
+                    if seen[spot] >= spot.rank:
+                        positions[spot] = start + first + _nth(flags, spot.rank - before)
+        beyond = self._elements - 1
+        return [
+            _cut(spot.pattern, positions[spot] if spot.record is not None else beyond + spot.rank, self._compute)
+            for spot in spots
+        ]
+
+    def _descent(self) -> _Descent:
+        return _Descent(self._top, self._elements, self._total - self._elements, self._compute, self._room)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Record:
+    """Counts of the upper 16 bits of a run's patterns (of 0, then from `lowest` on); the irregular patterns."""
+
+    zero: int
+    lowest: int
+    counts: NDArray[np.uint32]
+    irregular: Bits
+
+    def counts_of(self, buckets: Counts) -> Counts:
+        """The counts of these upper 16 bits."""
+        places = buckets - self.lowest
+        known = (places >= 0) & (places < self.counts.size)
+        result = np.zeros(buckets.size, np.int64)
+        result[known] = self.counts[places[known]]
+        result[buckets == 0] = self.zero
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """A threshold's bit pattern and which of its occurrences the cut is: the `rank`-th (from 1) in `record`.
+
+    Without a record it is the `rank`-th of the zeros that were never fed.
+    """
+
+    pattern: int
+    record: int | None
+    rank: int
+
+
+def _irregular_spot(patterns: Bits, owner: NDArray[np.int32], stop: int, rank: int) -> _Spot:
+    """The `rank`-th largest of the sorted `patterns[:stop]`; equal ones are in the order of their records."""
+    pattern = patterns[stop - rank]
+    first = int(np.searchsorted(patterns[:stop], pattern, "left"))
+    last = int(np.searchsorted(patterns[:stop], pattern, "right"))
+    place = first + rank - (stop - last) - 1
+    record = int(owner[place])
+    return _Spot(int(pattern), record, place - first - int(np.searchsorted(owner[first:last], record, "left")) + 1)
+
+
+def _regular_spot(pattern: int, until: Counts, rank: int) -> _Spot:
+    """The `rank`-th occurrence, `until[r]` of them being in the records up to r."""
+    record = int(np.searchsorted(until, rank, "left"))
+    before = int(until[record - 1]) if record else 0
+    return _Spot(pattern, record if record < until.size else None, rank - before)
+
+
+class _Descent:
+    """Order statistics by repeated looks, 16 bits further down each time; then one look for the positions."""
+
+    def __init__(
+        self, top: Counts, elements: int, zeros_beyond: int, compute: np.dtype[Any], room: int
+    ) -> None:
+        self._top, self._elements, self._beyond, self._compute = top, elements, zeros_beyond, compute
+        self._bits: np.dtype[Any] = np.dtype(f"u{compute.itemsize}")
+        self._width = 8 * compute.itemsize
+        self._at_once = max(1, room // (2 * _DIGITS * 8))
+
+    def cuts(self, ranks: Sequence[int], look: Look) -> list[MagnitudeCut]:
+        prefixes, inner = _find(self._top, ranks)
+        prefixes = prefixes.astype(self._bits)
+        for shift in range(self._width - 32, -1, -16):
+            prefixes, inner = self._lower(prefixes, inner, shift, look)
+        positions = self._positions(prefixes, inner, look)
+        return [_cut(p, positions[p, rank], self._compute) for p, rank in zip(prefixes.tolist(), inner.tolist(), strict=True)]
+
+    def _lower(self, prefixes: Bits, inner: Counts, shift: int, look: Look) -> tuple[Bits, Counts]:
+        """Extend each prefix by the next 16 bits, in which its `inner`-th largest pattern lies."""
+        longer, rank = np.zeros_like(prefixes), np.zeros_like(inner)
+        distinct = np.unique(prefixes)
+        for begin in range(0, distinct.size, self._at_once):
+            group = distinct[begin : begin + self._at_once]
+            counts = np.zeros((group.size, _DIGITS), np.int64)
+            for _, patterns in self._leaves(look):
+                chosen, places = self._members(patterns, group, shift + 16)
+                digits = (patterns[chosen] >> shift).astype(np.int64) & (_DIGITS - 1)
+                np.add.at(counts.reshape(-1), places * _DIGITS + digits, 1)
+            if group[0] == 0:
+                counts[0, 0] += self._beyond
+            for place, prefix in enumerate(group.tolist()):
+                mine = np.flatnonzero(prefixes == prefix)
+                digit, rank[mine] = _find(counts[place], inner[mine].tolist())
+                longer[mine] = (prefix << 16) + digit.astype(self._bits)
+        return longer, rank
+
+    def _positions(self, patterns: Bits, ranks: Counts, look: Look) -> dict[tuple[int, int], int]:
+        """Where the rank-th occurrence of each pattern is."""
+        group = np.unique(patterns)
+        waiting = set(zip(patterns.tolist(), ranks.tolist(), strict=True))
+        found: dict[tuple[int, int], int] = {}
+        seen = np.zeros(group.size, np.int64)
+        for start, tile in self._leaves(look):
+            chosen, places = self._members(tile, group, 0)
+            counts = seen + np.bincount(places, minlength=group.size)
+            for pattern, rank in sorted(waiting):
+                place = int(np.searchsorted(group, pattern))
+                if counts[place] >= rank:
+                    found[pattern, rank] = start + int(chosen[places == place][rank - seen[place] - 1])
+                    waiting.remove((pattern, rank))
+            seen = counts
+            if not waiting:
+                return found
+        return found | {(pattern, rank): self._elements - 1 + rank - int(seen[0]) for pattern, rank in waiting}
+
+    def _members(self, patterns: Bits, group: Bits, shift: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Which patterns have one of the sorted prefixes `group` above `shift`, and which one."""
+        wanted = np.zeros(_TOP, np.bool_)
+        wanted[(group >> (self._width - 16 - shift)).astype(np.int64)] = True
+        chosen = np.flatnonzero(wanted.take((patterns >> (self._width - 16)).astype(np.int64)))
+        prefixes = patterns[chosen] >> shift
+        places = np.minimum(np.searchsorted(group, prefixes), group.size - 1)
+        hit = group[places] == prefixes
+        return chosen[hit], places[hit]
+
+    def _leaves(self, look: Look) -> Iterator[tuple[int, Bits]]:
+        for start, magnitudes in look([(0, self._elements)]):
+            for first, stop in leaf_spans(magnitudes.size):
+                yield start + first, magnitudes[first:stop].view(self._bits)
+
+
+def _record_size(elements: int) -> int:
+    return LEAF * max(1, math.ceil(elements / (LEAF * _RECORDS)))
+
+
+def _find(counts: Counts, ranks: Sequence[int]) -> tuple[Counts, Counts]:
+    """For each rank (from 1, the largest first) the digit it falls into, and its rank among that digit's."""
+    descending = np.cumsum(counts[::-1])
+    places = np.searchsorted(descending, np.asarray(ranks, np.int64), "left")
+    digits = counts.size - 1 - places
+    return digits, np.asarray(ranks, np.int64) - (descending[places] - counts[digits])
+
+
+def _nth(flags: NDArray[np.bool_], rank: int) -> int:
+    """The position of the `rank`-th true flag."""
+    start, stop = 0, flags.size
+    while stop - start > 1024:
+        middle = (start + stop) // 2
+        count = int(np.count_nonzero(flags[start:middle]))
+        if rank <= count:
+            stop = middle
+        else:
+            start, rank = middle, rank - count
+    return start + int(np.flatnonzero(flags[start:stop])[rank - 1])
+
+
+def _cut(pattern: int, position: int, compute: np.dtype[Any]) -> MagnitudeCut:
+    threshold = float(np.array([pattern], f"u{compute.itemsize}").view(compute)[0])
+    if not math.isfinite(threshold):
+        return MagnitudeCut(float(np.finfo(compute).max), -1)
+    return MagnitudeCut(threshold, position)

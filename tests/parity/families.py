@@ -1,0 +1,184 @@
+"""The tiny models that both programs merge. Every family is a Llama; all deltas are heavy-tailed (`fine_tune`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergepipe.testing.checkpoints import fine_tune, llama_config, tiny_llama, typed, write_checkpoint
+
+Tensors = dict[str, NDArray[Any]]
+
+EXPERTS = 4
+VOCAB = 96
+HIDDEN, HEADS, KV_HEADS, INTER = 64, 4, 2, 96
+
+# Names of words that every tokenizer here has, in this order, from id 0 on.
+SPECIAL = ("<unk>", "<s>", "</s>")
+
+
+def write_models(folder: Path, family: str) -> Path:
+    """Write every model of a family as `folder/base`, `folder/expert1`, …; returns `folder`."""
+    FAMILIES[family](folder)
+    return folder
+
+
+def words(count: int, own: str = "w") -> list[str]:
+    """A vocabulary of `count` tokens."""
+    return [*SPECIAL, *(f"{own}{number}" for number in range(count - len(SPECIAL)))]
+
+
+def write_tokenizer(folder: Path, vocabulary: Sequence[str], added: Sequence[str] = (), template: str = "") -> None:
+    """A word-level tokenizer.json and its tokenizer_config.json; `added` tokens follow the vocabulary."""
+    ids = {token: number for number, token in enumerate([*vocabulary, *added])}
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": ids[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+                "normalized": False, "special": True,
+            }
+            for token in [*SPECIAL, *added]
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "WordLevel", "vocab": {token: ids[token] for token in vocabulary}, "unk_token": "<unk>",
+        },
+    }  # fmt: skip
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64,
+        "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>",
+    }  # fmt: skip
+    if template:
+        config["chat_template"] = template
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def llama(seed: int, layers: int = 2, tied: bool = False, vocab: int = VOCAB) -> Tensors:
+    """Weights of this suite's shape: 64 wide, four heads over two key-value heads."""
+    return tiny_llama(seed, layers, HIDDEN, HEADS, KV_HEADS, INTER, vocab, tied)
+
+
+def write_model(
+    folder: Path, tensors: Mapping[str, NDArray[Any]], code: str, vocabulary: Sequence[str] = (), shards: int = 1,
+    added: Sequence[str] = (), template: str = "",
+) -> None:  # fmt: skip
+    """One model directory; layers, vocabulary and tying in its config follow from the tensors."""
+    layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
+    rows = tensors["model.embed_tokens.weight"].shape[0]
+    tied = "lm_head.weight" not in tensors
+    write_checkpoint(
+        folder,
+        typed(tensors, code),
+        llama_config(layers, HIDDEN, HEADS, KV_HEADS, INTER, rows, tied, code),
+        shards,
+    )
+    write_tokenizer(folder, vocabulary or words(rows), added, template)
+
+
+def plain(
+    code: str = "BF16", layers: int = 2, scale: float = 0.02, untouched: float = 0.2, tied: bool = False
+) -> Callable[[Path], None]:
+    """A base and four fine-tunes of it in one dtype; experts 1 and 3 are sharded."""
+
+    def write(folder: Path) -> None:
+        base = llama(1, layers, tied)
+        write_model(folder / "base", base, code)
+        for number in range(1, EXPERTS + 1):
+            tuned = fine_tune(base, number, scale, untouched)
+            write_model(folder / f"expert{number}", tuned, code, shards=1 + number % 2 * 2)
+
+    return write
+
+
+def mixed(base_code: str, *codes: str) -> Callable[[Path], None]:
+    """Experts stored in different dtypes."""
+
+    def write(folder: Path) -> None:
+        base = llama(1)
+        write_model(folder / "base", base, base_code)
+        for number, code in enumerate(codes, start=1):
+            write_model(folder / f"expert{number}", fine_tune(base, number), code)
+
+    return write
+
+
+def vocabularies(folder: Path) -> None:
+    """Expert 1 has the base's tokenizer, 2 has two added tokens, 3 an order of its own, fewer words and one more."""
+    base = llama(1)
+    vocabulary = words(VOCAB)
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    write_model(folder / "base", base, "BF16", vocabulary)
+    write_model(folder / "expert1", fine_tune(base, 1), "BF16", vocabulary, template=template)
+
+    wider = fine_tune(base, 2)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        extra = np.random.default_rng(len(name)).standard_normal((2, HIDDEN)) / 8
+        wider[name] = np.concatenate([wider[name], extra.astype(np.float32)])
+    write_model(folder / "expert2", wider, "BF16", vocabulary, added=("<|chat|>", "<|end|>"), template=template)
+
+    shuffled = fine_tune(base, 3)
+    kept = [0, 1, 2, *range(VOCAB - 1, 12, -1)]
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        extra = np.random.default_rng(len(name) + 1).standard_normal((1, HIDDEN)) / 8
+        shuffled[name] = np.concatenate([shuffled[name][kept], extra.astype(np.float32)])
+    own = [*(vocabulary[number] for number in kept), "own"]
+    write_model(folder / "expert3", shuffled, "BF16", own)
+
+
+def prefixes(folder: Path) -> None:
+    """Experts whose embeddings have two rows more (1) and two fewer (2) than the base's, tokenizers alike."""
+    base = llama(1)
+    write_model(folder / "base", base, "BF16")
+    for number, rows in ((1, VOCAB + 2), (2, VOCAB - 2)):
+        tuned = fine_tune(base, number)
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tuned[name] = np.resize(tuned[name], (rows, HIDDEN))
+        write_model(folder / f"expert{number}", tuned, "BF16")
+
+
+def equal(folder: Path) -> None:
+    """Three experts that are copies of the base, in all tensors but two of the attention's."""
+    base = llama(1)
+    write_model(folder / "base", base, "BF16")
+    for number in range(1, 4):
+        tuned = fine_tune(base, number, untouched=0.0)
+        kept = {name: tuned[name] if name.endswith(("q_proj.weight", "o_proj.weight")) else base[name] for name in base}
+        write_model(folder / f"expert{number}", kept, "BF16")
+
+
+def opposed(folder: Path) -> None:
+    """Two experts on opposite sides of the base: exactly antiparallel task vectors."""
+    base = {name: np.asarray(np.round(values * 64) / 64, np.float32) for name, values in llama(1).items()}
+    write_model(folder / "base", base, "F32")
+    for number, sign in ((1, 1.0), (2, -1.0)):
+        steps = {name: np.random.default_rng(len(name)).integers(-3, 4, values.shape) for name, values in base.items()}
+        moved = {name: np.asarray(values + sign * steps[name] / 64, np.float32) for name, values in base.items()}
+        write_model(folder / f"expert{number}", moved, "F32")
+
+
+FAMILIES: Mapping[str, Callable[[Path], None]] = {
+    "bf16": plain(),
+    "layers": plain(layers=4),
+    "f32": plain("F32"),
+    "touched": plain(untouched=0.0),
+    "far": plain("F32", scale=0.4, untouched=0.0),
+    "tied": plain(tied=True),
+    "mixed": mixed("BF16", "F16", "F32", "BF16"),
+    "wide": mixed("BF16", "F64", "BF16", "F32"),
+    "vocabularies": vocabularies,
+    "prefixes": prefixes,
+    "equal": equal,
+    "opposed": opposed,
+}

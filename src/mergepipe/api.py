@@ -394,7 +394,7 @@ def _know(
     if not capped and not wanted:
         return Knowledge()
     pairs = index_pairs(prepared.family, options.block_bytes)
-    cost = cost_to_ensure(pairs, wanted, capped, index.shelf, prepared.meter, limits.memory)
+    cost = cost_to_ensure(pairs, wanted, capped, index.shelf, limits.memory, limits.workers)
     if cost:
         full = full_bytes(logical) + sum(len(t.extent) for t in prepared.family.base.tensors.values())
         observer.note(

@@ -60,18 +60,24 @@ class Problem:
         edges = [0, *self.cuts, self.base.size]
         return [slice(start, stop) for start, stop in pairwise(edges)]
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Elements of each part."""
+        return np.array([part.stop - part.start for part in self.parts], np.int64)
+
     def norms(self, rows: Sequence[Floats]) -> NDArray[np.float64]:
         """‖row‖₂ over each part, of shape (rows, parts)."""
         return np.array([[np.linalg.norm(row[part].astype(np.float64)) for part in self.parts] for row in rows])
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
-    """One to six experts, 1 to 70 elements, any subset read, any split."""
-    size = draw(st.integers(1, 70))
-    terms = draw(st.integers(1, MOST_TERMS))
+def problems(draw: st.DrawFn, most_terms: int = MOST_TERMS, row: int = 1) -> Problem:
+    """One to six experts, 1 to 70 rows of `row` elements, any subset read, any split between rows."""
+    rows = draw(st.integers(1, 70 if row == 1 else 8))
+    size = rows * row
+    terms = draw(st.integers(1, most_terms))
     tensor = hnp.arrays(np.float32, size, elements=_COARSE) | hnp.arrays(np.float32, size, elements=_FINE)
-    cuts = sorted(draw(st.sets(st.integers(1, size - 1), max_size=4))) if size > 1 else []
+    cuts = [row * cut for cut in sorted(draw(st.sets(st.integers(1, rows - 1), max_size=4)))] if rows > 1 else []
     return Problem(
         base=draw(tensor),
         deltas=[draw(tensor) for _ in range(terms)],
@@ -79,6 +85,11 @@ def problems(draw: st.DrawFn) -> Problem:
         read=draw(st.lists(st.booleans(), min_size=terms, max_size=terms) | st.just([True] * terms)),
         reads=draw(hnp.arrays(np.bool_, (terms, len(cuts) + 1))),
     )
+
+
+def row_problems() -> st.SearchStrategy[tuple[int, Problem]]:
+    """Problems of one to eight rows, with the length of a row."""
+    return st.sampled_from([1, 2, 3, 7, 16]).flatmap(lambda row: st.tuples(st.just(row), problems(row=row)))
 
 
 # The formula on base and sparsified deltas; the sparsifying of one expert's delta.
@@ -91,10 +102,12 @@ def whole(_term: int, delta: Floats) -> Floats:
     return delta
 
 
-def assert_bits(operator: Operator, example: Example, problem: Problem, sparsify: Sparsify, formula: Formula) -> None:
-    """The operator, tile by tile, gives the bits of the whole-tensor formula in float32."""
-    spec = spec_of(operator, example, problem.base.size, seed=5)
-    coefficients = resolve(operator, spec, problem.deltas)
+def assert_bits(
+    operator: Operator, example: Example, problem: Problem, sparsify: Sparsify, formula: Formula, row: int = 0
+) -> None:
+    """The operator, tile by tile, gives the bits of the whole-tensor formula in float32. `row` 0: a vector."""
+    spec = spec_of(operator, example, problem.base.size, seed=5, shape=_shape(problem, row))
+    coefficients = resolve(operator, spec, problem.deltas, problem.base)
     merged = combine(operator, coefficients, problem.base, problem.deltas, problem.read, problem.cuts)
     known = [
         sparsify(term, delta) if seen else np.zeros_like(delta)
@@ -106,12 +119,13 @@ def assert_bits(operator: Operator, example: Example, problem: Problem, sparsify
 
 
 def assert_bounded(
-    operator: Operator, example: Example, problem: Problem, sparsify: Sparsify, formula: Formula
+    operator: Operator, example: Example, problem: Problem, sparsify: Sparsify, formula: Formula, row: int = 0
 ) -> None:
     """In every part the formula's error, in float64, of reading only part of the deltas is within the bound."""
-    spec = spec_of(operator, example, problem.base.size, seed=5, wide=True)
+    spec = spec_of(operator, example, problem.base.size, seed=5, wide=True, shape=_shape(problem, row))
     base, deltas = problem.base.astype(np.float64), [delta.astype(np.float64) for delta in problem.deltas]
-    bound = operator.bound(resolve(operator, spec, deltas), problem.norms(deltas), problem.reads)
+    coefficients = resolve(operator, spec, deltas, base)
+    bound = operator.bound(coefficients, problem.norms(deltas), problem.reads, problem.sizes)
     assert not isinstance(bound, str)
     sparse = [sparsify(term, delta) for term, delta in enumerate(deltas)]
     known = [delta.copy() for delta in sparse]
@@ -122,3 +136,7 @@ def assert_bounded(
     # The two sums are float64 themselves.
     slack = 1e-14 * (problem.norms([base])[0] + problem.norms([np.abs(sparse).sum(axis=0) * 1e3])[0])
     assert (error <= bound * (1 + 1e-12) + slack).all()
+
+
+def _shape(problem: Problem, row: int) -> tuple[int, ...]:
+    return (problem.base.size // row, row) if row else (problem.base.size,)

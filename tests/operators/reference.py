@@ -80,12 +80,17 @@ def dropped(delta: Floats, density: float, factor: float, seed: int, position: i
 
 
 def dare_mask(elements: int, density: float, seed: int, position: int, tensor: str) -> NDArray[np.bool_]:
-    """Philox keyed by seed, expert and tensor, 16 bits an element: keep iff `u < round(p · 65536)`."""
-    digest = hashlib.sha256(f"{seed}\0dare\0{position}\0{tensor}".encode()).digest()
+    """Keep iff `u < round(p · 65536)`."""
+    mask: NDArray[np.bool_] = uniform(elements, seed, "dare", position, tensor) < round(density * 65536)
+    return mask
+
+
+def uniform(elements: int, seed: int, use: str, position: int, tensor: str) -> NDArray[np.uint64]:
+    """Philox keyed by seed, use, expert and tensor, 16 bits an element."""
+    digest = hashlib.sha256(f"{seed}\0{use}\0{position}\0{tensor}".encode()).digest()
     words = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(elements // 4 + 1)
     lanes = np.stack([words >> np.uint64(16 * lane) & np.uint64(0xFFFF) for lane in range(4)], axis=1).ravel()
-    mask: NDArray[np.bool_] = lanes[:elements] < round(density * 65536)
-    return mask
+    return lanes[:elements]
 
 
 def l1_factor(delta: Floats, mask: NDArray[np.bool_]) -> float:

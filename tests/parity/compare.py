@@ -1,12 +1,13 @@
 """How close two models are, element by element, and which elements no two programs need agree on.
 
-The unit is one unit in the last place (ulp) of the output dtype at the magnitude of the largest of the
-elements that made the result: base, both results. So where terms cancel to something small, an error is
-measured against what was subtracted, not against what is left.
+The unit is one unit in the last place (ulp) of the output dtype at the largest magnitude involved in an element:
+of the inputs there (base and experts) and of both results. So where terms cancel to something small, an error
+is measured against what was subtracted, not against what is left.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,15 +44,19 @@ class Distance:
     compared: int
 
 
-def distance(base: Floats, mine: Floats, theirs: Floats, kind: str, excluded: Mask | None = None) -> Distance:
-    """Compare one tensor; `kind` is the output dtype, `base` the reference as float32 or float64.
+def distance(
+    inputs: Sequence[Floats], mine: Floats, theirs: Floats, kind: str, excluded: Mask | None = None
+) -> Distance:
+    """Compare one tensor; `kind` is the output dtype, `inputs` are what it was merged from.
 
     float32 may differ by 64 ulp. bfloat16 by one ulp at the magnitude of the results; where they cancel to
     something small, by what float32 may differ. A NaN or infinity on either side is as far as can be.
     """
     left, right = mine.astype(np.float64).ravel(), theirs.astype(np.float64).ravel()
     result = np.maximum(np.abs(left), np.abs(right))
-    scale = np.maximum(result, np.abs(base.astype(np.float64).ravel()))
+    scale = result.copy()
+    for values in inputs:
+        scale = np.maximum(scale, np.abs(values.astype(np.float64).ravel()))
     with np.errstate(invalid="ignore"):
         error = np.abs(left - right)
         error[~np.isfinite(error)] = np.inf
@@ -109,7 +114,12 @@ def near(values: Floats, threshold: float, relative: float) -> Mask:
 
 
 def drawn_elections(votes: list[Floats]) -> Mask:
-    """Elements whose votes cancel down to rounding: the order of summation decides the elected sign."""
+    """Elements whose votes cancel down to rounding: the order of summation decides the elected sign.
+
+    Two votes have one order only; a draw between them goes to plus in both programs.
+    """
+    if len(votes) <= 2:
+        return np.zeros(votes[0].size, np.bool_)
     wide = np.stack([vote.astype(np.float64).ravel() for vote in votes])
     total, cast = np.abs(wide.sum(axis=0)), np.abs(wide).sum(axis=0)
     return (total <= len(votes) * 2.0**-23 * cast) & (cast > 0)

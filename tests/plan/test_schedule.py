@@ -65,7 +65,7 @@ def cases(draw: st.DrawFn, gaps: bool = True) -> Case:
 
 @st.composite
 def read_sets(draw: st.DrawFn, blocks: int) -> str:
-    """ "all", "none" or a bitmap."""
+    """What a plan says of one expert: all, none, or a bitmap."""
     kind = draw(st.sampled_from(["all", "none", "some", "some"]))
     if kind != "some" or blocks == 0:
         return "none" if kind == "some" else kind

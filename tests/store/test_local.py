@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -150,3 +151,13 @@ def test_links_in_a_circle_are_not_followed_for_ever(tmp_path: Path) -> None:
     store = LocalStore(root, Access.RANGED)
     assert store.keys() == ("a/one", "a/to b/two", "b/to a/one", "b/two")
     store.close()
+
+
+def test_a_root_that_vanished_is_said(tmp_path: Path) -> None:
+    """Listing it is an error, not an empty model."""
+    root = write(tmp_path / "model", {"w": b"x"})
+    store = LocalStore(root, Access.RANGED)
+    assert store.keys() == ("w",)
+    shutil.rmtree(root)
+    with pytest.raises(SourceError, match="model: cannot be listed: No such file"):
+        store.keys()

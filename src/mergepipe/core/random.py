@@ -11,6 +11,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from mergepipe.core.dtypes import FloatArray
+
 _LANES = 16
 
 
@@ -35,3 +37,54 @@ def keep_mask(key: int, start: int, count: int, probability: float) -> NDArray[n
     if lanes >= 65536:
         return np.ones(count, np.bool_)
     return uniform16(key, start, count) < np.uint16(lanes)
+
+
+# How many elements are ranked at a time, where rows are shorter.
+_RANKED = 65_536
+
+
+def ranked_keep_mask(
+    key: int, start: int, magnitudes: FloatArray, row: int, density: float, epsilon: float
+) -> NDArray[np.bool_]:
+    """A mask of whole rows whose larger entries are kept with higher probability (DELLA).
+
+    `magnitudes` holds |δ| of the elements from `start` on, `start` and its length multiples of `row`. The
+    entry of rank r of a row's R (from 0, ascending, the earlier of two equal ones first) is kept iff
+    `u < round((p − ε + 2ε·r/(R − 1))·65536)`, where R = 1 iff `u < round(p·65536)`. NaN ranks highest.
+    """
+    kept = np.empty(magnitudes.size, np.bool_)
+    if not magnitudes.size:
+        return kept
+    lanes = _lanes_by_rank(row, density, epsilon)
+    step = max(_RANKED // row, 1) * row
+    for first in range(0, magnitudes.size, step):
+        order = _ranking(magnitudes[first : first + step], row)
+        uniform = uniform16(key, start + first, order.size)
+        part = kept[first : first + step]
+        part[order.reshape(-1)] = (uniform[order] < lanes).reshape(-1)
+    return kept
+
+
+def _lanes_by_rank(row: int, density: float, epsilon: float) -> NDArray[np.uint32]:
+    if row == 1:
+        return np.array([round(density * 65536)], np.uint32)
+    probability = (density - epsilon) + 2 * epsilon * (np.arange(row) / (row - 1))
+    return np.rint(probability * 65536).astype(np.uint32)
+
+
+def _ranking(magnitudes: FloatArray, row: int) -> NDArray[np.int64]:
+    """Positions in `magnitudes`, row by row in ascending order; of shape (rows, row)."""
+    rows = magnitudes.reshape(-1, row)
+    starts = np.arange(0, magnitudes.size, row)[:, None]
+    if magnitudes.itemsize != 4:
+        return np.argsort(rows, axis=1, kind="stable") + starts
+    # Bits of non-negative floats are ordered as the floats are. Sorting them with the position below them is
+    # stable whatever the algorithm, and numpy sorts integers several times faster than it sorts stably.
+    keys = rows.view(np.uint32).astype(np.uint64)
+    keys <<= np.uint64(32)
+    keys |= np.arange(row, dtype=np.uint64)
+    keys.sort(axis=1)
+    keys &= np.uint64(0xFFFF_FFFF)
+    order = keys.view(np.int64)
+    order += starts
+    return order

@@ -10,20 +10,21 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mergepipe.checkpoint.model import TensorInfo
-from mergepipe.core.dtypes import FloatArray, decode
 from mergepipe.core.digest import bytes_digest
+from mergepipe.core.dtypes import FloatArray, decode
 from mergepipe.core.leaves import LEAF, block_digest
 from mergepipe.errors import MemoryLimitTooSmall
 from mergepipe.index.model import BaseFacts, BlockFacts
-from mergepipe.index.tiles import Leaf, RawTiles, Source, leaves, spans
+from mergepipe.index.tiles import Leaf, RawTiles, Source, leaves, raw_bytes, spans
 from mergepipe.stats import accumulators, magnitudes, masked
-from mergepipe.stats.accumulators import BaseLeaf, BaseLeaves, DeltaBatch
+from mergepipe.stats.accumulators import BaseLeaf, BaseLeaves, DeltaBatch, DeltaLeaves
 from mergepipe.stats.contract import Fact, MaskedL1Need
 from mergepipe.stats.magnitudes import MagnitudeCut, Magnitudes
 from mergepipe.stats.masked import MaskedL1Sums
@@ -33,20 +34,21 @@ from mergepipe.store.contract import ByteStore
 # Elements read at once where memory allows: above this, larger reads gain nothing on a local disk.
 _SPAN: Final = 1 << 19
 _BATCH: Final = 8
-_FLOAT64: Final = np.dtype(np.float64)
+Job = TypeVar("Job")
+Finds = TypeVar("Finds")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertJob:
     """What to learn of one expert tensor, of which the first `elements` elements count.
 
-    `source` is the key of its store. `densities` ask for cuts, `masks` for masked sums.
+    `source` is the key of its store. `ranks` ask for cuts, `masks` for masked sums.
     """
 
     source: str
     tensor: TensorInfo
     elements: int
-    densities: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
     masks: tuple[MaskedL1Need, ...] = ()
 
 
@@ -95,17 +97,61 @@ def scan(
         raise MemoryLimitTooSmall("reading one tensor for the index", least, memory)
     workers = max(1, min(threads, len(jobs), memory // max(1, least)))
     run = _Run(stores, memory // workers, advance)
+    return _on_threads(run.job, jobs, [_payload(job) for job in jobs], workers, run.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class DigestJob:
+    """The first `elements` elements of a tensor whose blocks are to be hashed."""
+
+    source: str
+    tensor: TensorInfo
+    elements: int
+    block: int
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.tensor.storage.itemsize
+
+
+def scan_digests(
+    jobs: Sequence[DigestJob], stores: Mapping[str, ByteStore], threads: int, advance: Callable[[int], None]
+) -> list[NDArray[np.uint64]]:
+    """The digest of every block that an index of these tensors would hold."""
+    stopped = threading.Event()
+
+    def run(job: DigestJob) -> NDArray[np.uint64]:
+        digests = _BlockDigests(-(-job.elements // job.block))
+        held = raw_bytes([(job.elements, job.tensor.storage.itemsize)], _SPAN, False)
+        source = Source(stores[job.source], job.tensor, job.elements)
+        tiles = RawTiles([source], _SPAN, False, np.empty(held, np.uint8))
+        for start, stop in spans(job.elements, job.block, _SPAN):
+            if stopped.is_set():
+                break
+            raw = tiles.raw(0, start, stop)
+            for leaf in leaves(start, stop, job.elements, job.block):
+                digests.add(leaf.block, bytes_digest(memoryview(_part(raw, leaf, start, job.tensor))))
+            advance(raw.size)
+        return digests.finish()
+
+    return _on_threads(run, jobs, [job.bytes for job in jobs], max(1, threads), stopped.set)
+
+
+def _on_threads(
+    run: Callable[[Job], Finds], jobs: Sequence[Job], sizes: Sequence[int], workers: int, stop: Callable[[], None]
+) -> list[Finds]:
+    """`run` of every job, in the jobs' order. The first failure is raised, after `stop` was called and all ended."""
+    # Large ones first, so that no thread is left with one at the end; the others in the order of the files.
+    share = sum(sizes) // (4 * workers)
+    order = sorted(range(len(jobs)), key=lambda n: -sizes[n] if sizes[n] > share else 0)
     with ThreadPoolExecutor(workers, thread_name_prefix="index") as pool:
-        # Large ones first, so that no thread is left with one at the end; the others in the order of the files.
-        share = sum(_payload(job) for job in jobs) // (4 * workers)
-        order = sorted(range(len(jobs)), key=lambda n: -_payload(jobs[n]) if _payload(jobs[n]) > share else 0)
-        futures = {n: pool.submit(run.job, jobs[n]) for n in order}
+        futures = {n: pool.submit(run, jobs[n]) for n in order}
         try:
             done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
         finally:
-            run.stop()
+            stop()
             pool.shutdown(cancel_futures=True)
     return [futures[n].result() for n in range(len(jobs))]
 
@@ -122,48 +168,64 @@ def first_look_bytes(job: TensorJob, memory: int, threads: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Experts of a job that are worked through together, and how memory is spent on them."""
+    """Experts of a job that are worked through together, and how memory is spent on them.
+
+    `raw` is the size of all read buffers; `rooms` and `working` are what the counting of magnitudes may
+    take per expert and for the one that is being finished.
+    """
 
     experts: tuple[ExpertJob, ...]
     keep: bool
     span: int
+    raw: int
     rooms: tuple[int, ...]
+    working: int
+
+    @property
+    def bytes(self) -> int:
+        """All of it, beside the workspace."""
+        states = (_state_bytes(e, room) for e, room in zip(self.experts, self.rooms, strict=True))
+        return self.raw + sum(states) + self.working
+
+
+def _group(
+    job: TensorJob, experts: tuple[ExpertJob, ...], keep: bool, span: int, room_of: Callable[[ExpertJob], int]
+) -> _Group:
+    held = [(_base_elements(job, experts), job.tensor.storage.itemsize)]
+    held += [(e.elements, e.tensor.storage.itemsize) for e in experts]
+    rooms = tuple(room_of(e) if e.ranks else 0 for e in experts)
+    useful = any(rooms)
+    working = max(
+        (magnitudes.useful_working(e.elements) if useful else magnitudes.LEAST_WORKING for e in counted), default=0
+    )
+    return _Group(experts, keep, span, raw_bytes(held, span, keep), rooms, working)
 
 
 def _arrange(job: TensorJob, memory: int) -> list[_Group]:
     """Group the experts of a job so that the base is read as seldom as `memory` bytes allow."""
+
+    def useful(expert: ExpertJob) -> int:
+        return magnitudes.useful_room(expert.elements, _compute(job, expert))
+
     left = memory - _WORKSPACE_BYTES
-    experts = job.experts
-    base_size = job.tensor.storage.itemsize
-    wanted = [_state_bytes(e, _wanted_room(job, e)) for e in experts]
-    stored = [e.elements * e.tensor.storage.itemsize for e in experts]
-    rooms = tuple(_wanted_room(job, e) for e in experts)
-    if _base_elements(job, experts) * base_size + sum(stored) + sum(wanted) <= left:
-        return [_Group(experts, True, _SPAN, rooms)]
-    widest = max((need + _SPAN * e.tensor.storage.itemsize for need, e in zip(wanted, experts, strict=True)), default=0)
-    at_once = (left - _SPAN * base_size) // widest if widest else 1
-    if at_once >= 1:
-        count = -(-len(experts) // at_once)
-        bounds = [len(experts) * n // max(1, count) for n in range(max(1, count) + 1)]
-        return [_Group(experts[a:b], False, _SPAN, rooms[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
-    groups = []
-    for expert in experts:
-        streams = LEAF * (base_size + expert.tensor.storage.itemsize)
-        room = min(_wanted_room(job, expert), left - streams - _state_bytes(expert, 0))
-        groups.append(_Group((expert,), False, LEAF, (room,)))
-    return groups or [_Group((), False, LEAF, ())]
+    kept = _group(job, job.experts, True, _SPAN, useful)
+    if kept.bytes <= left:
+        return [kept]
+    for count in range(1, len(job.experts) + 1):
+        bounds = [len(job.experts) * n // count for n in range(count + 1)]
+        groups = [_group(job, job.experts[a:b], False, _SPAN, useful) for a, b in pairwise(bounds)]
+        if all(group.bytes <= left for group in groups):
+            return groups
+    return [_smallest(job, expert) for expert in job.experts]
+
+
+def _smallest(job: TensorJob, expert: ExpertJob) -> _Group:
+    return _group(job, (expert,), False, LEAF, lambda _: 0)
 
 
 def _least_bytes(job: TensorJob) -> int:
     """The least memory in which one worker can do a job."""
-    streams = [
-        LEAF * (job.tensor.storage.itemsize + e.tensor.storage.itemsize)
-        + _state_bytes(e, magnitudes.LEAST_ROOM if e.densities else 0)
-        for e in job.experts
-    ]
-    whole = _WORKSPACE_BYTES + max(streams, default=LEAF * job.tensor.storage.itemsize)
-    small = _WORKSPACE_BYTES + _payload(job) + sum(_state_bytes(e, _wanted_room(job, e)) for e in job.experts)
-    return min(whole, small)
+    return _WORKSPACE_BYTES + max(_smallest(job, expert).bytes for expert in job.experts)
 
 
 def _payload(job: TensorJob) -> int:
@@ -176,15 +238,16 @@ def _base_elements(job: TensorJob, experts: Sequence[ExpertJob]) -> int:
     return job.tensor.elements if job.blocks else max((e.elements for e in experts), default=0)
 
 
-def _wanted_room(job: TensorJob, expert: ExpertJob) -> int:
-    if not expert.densities:
+def _working_bytes(expert: ExpertJob, room: int) -> int:
+    """What is taken for one expert while it is finished."""
+    if not expert.ranks:
         return 0
-    return magnitudes.useful_room(expert.elements, _compute(job, expert))
+    return magnitudes.useful_working(expert.elements) if room else magnitudes.LEAST_WORKING
 
 
 def _state_bytes(expert: ExpertJob, room: int) -> int:
     """What is held for one expert while its tensor is read."""
-    cuts = magnitudes.fixed_bytes(expert.elements) if expert.densities else 0
+    cuts = magnitudes.fixed_bytes(expert.elements) if expert.ranks else 0
     return cuts + room + (masked.WORKSPACE_BYTES if expert.masks else 0)
 
 
@@ -194,7 +257,7 @@ def _compute(job: TensorJob, expert: ExpertJob) -> np.dtype[Any]:
 
 # The base's leaf, a delta and its absolute values, up to float64; sums, counting, a mask.
 _WORKSPACE_BYTES: Final = (
-    3 * LEAF * 8 + accumulators.workspace_bytes(_BATCH) + LEAF * 8 + magnitudes.WORKING_BYTES + LEAF * 8
+    3 * LEAF * 8 + accumulators.workspace_bytes(_BATCH) + LEAF * 8 + magnitudes.LEAF_BYTES + LEAF * 8
 )
 
 
@@ -207,6 +270,14 @@ class _Workspace:
         self._base = np.empty(LEAF)
         self._delta = np.empty(LEAF)
         self._magnitudes = np.empty(LEAF)
+        self._raw = np.empty(0, np.uint8)
+
+    def raw(self, size: int, spare: int) -> NDArray[np.uint8]:
+        """At least `size` bytes for reads; those of the last time, if they are no more than `spare` bytes too many."""
+        if not size <= self._raw.size <= size + spare:
+            self._raw = np.empty(0, np.uint8)  # given back first
+            self._raw = np.empty(size, np.uint8)
+        return self._raw
 
     def base(self, raw: NDArray[np.uint8], tensor: TensorInfo) -> FloatArray:
         """Decode a leaf of the base."""
@@ -244,7 +315,8 @@ class _Run:
         # Overflow and NaN are data here: they are counted, not raised.
         with np.errstate(all="ignore"):
             for group in _arrange(job, self._memory):
-                pass_ = _GroupPass(job, group, self._stores, self._local.workspace, base is None)
+                raw = self._local.workspace.raw(group.raw, self._memory - _WORKSPACE_BYTES - group.bytes)
+                pass_ = _GroupPass(job, group, self._stores, self._local.workspace, raw, base is None)
                 pass_.read(self._advance, self._stopped)
                 finds += pass_.finish()
                 base = base or pass_.base
@@ -255,17 +327,23 @@ class _GroupPass:
     """One tensor of the base and one group of experts."""
 
     def __init__(
-        self, job: TensorJob, group: _Group, stores: Mapping[str, ByteStore], workspace: _Workspace, first: bool
+        self,
+        job: TensorJob,
+        group: _Group,
+        stores: Mapping[str, ByteStore],
+        workspace: _Workspace,
+        raw: NDArray[np.uint8],
+        first: bool,
     ) -> None:
         self._job, self._group, self._workspace = job, group, workspace
         self._elements = _base_elements(job, group.experts)
         sources = [Source(stores[job.source], job.tensor, self._elements)]
         sources += [Source(stores[e.source], e.tensor, e.elements) for e in group.experts]
-        self._tiles = RawTiles(sources, group.span, group.keep)
+        self._tiles = RawTiles(sources, group.span, group.keep, raw)
         blocks = -(-job.tensor.elements // job.block)
         self.base = _BaseTable(blocks) if job.blocks and first else None
         self._experts = [
-            _Expert(job, e, blocks, room) for e, room in zip(group.experts, group.rooms, strict=True)
+            _Expert(job, e, blocks, room, group.working) for e, room in zip(group.experts, group.rooms, strict=True)
         ]
 
     def read(self, advance: Callable[[int], None], stopped: threading.Event) -> None:
@@ -327,13 +405,13 @@ class _GroupPass:
 class _Expert:
     """What is being learnt of one expert tensor."""
 
-    def __init__(self, job: TensorJob, expert: ExpertJob, blocks: int, room: int) -> None:
+    def __init__(self, job: TensorJob, expert: ExpertJob, blocks: int, room: int, working: int) -> None:
         self.job = expert
         self.compute = _compute(job, expert)
         self.table = _DeltaTable(blocks) if job.blocks else None
         total = job.tensor.elements
         self._cuts = (
-            Magnitudes(expert.elements, total, expert.densities, self.compute, room) if expert.densities else None
+            Magnitudes(expert.elements, total, expert.ranks, self.compute, room, working) if expert.ranks else None
         )
         self._masked = MaskedL1Sums(expert.masks) if expert.masks else None
 
@@ -346,10 +424,34 @@ class _Expert:
     def finish(self, look: magnitudes.Look) -> ExpertFinds:
         return ExpertFinds(
             blocks=None if self.table is None else self.table.facts(),
-            sketch=None if self.table is None else self.table.sketch.astype(np.float32),
+            sketch=None if self.table is None else self.table.sketch(),
             cuts=() if self._cuts is None else tuple(self._cuts.finish(look)),
             masked=() if self._masked is None else tuple(self._masked.facts()),
         )
+
+
+class _BlockDigests:
+    """Digests of blocks from those of their leaves, which come in order."""
+
+    def __init__(self, blocks: int) -> None:
+        self._digests = np.zeros(blocks, np.uint64)
+        self._block = 0
+        self._leaves: list[bytes] = []
+
+    def add(self, block: int, leaf: bytes) -> None:
+        if block != self._block:
+            self._close()
+            self._block = block
+        self._leaves.append(leaf)
+
+    def finish(self) -> NDArray[np.uint64]:
+        self._close()
+        return self._digests
+
+    def _close(self) -> None:
+        if self._leaves:
+            self._digests[self._block] = block_digest(self._leaves)
+            self._leaves.clear()
 
 
 class _BaseTable:
@@ -358,41 +460,45 @@ class _BaseTable:
     def __init__(self, blocks: int) -> None:
         self._sums = np.zeros((2, blocks))
         self._nonfinite = np.zeros(blocks, np.int64)
-        self._digest = np.zeros(blocks, np.uint64)
-        self._leaves: list[bytes] = []
+        self._digests = _BlockDigests(blocks)
 
     def add(self, leaf: Leaf, known: BaseLeaf, digest: bytes) -> None:
         self._sums[0, leaf.block] += known.square
         self._sums[1, leaf.block] = max(self._sums[1, leaf.block], known.largest)
         self._nonfinite[leaf.block] += known.nonfinite
-        self._leaves.append(digest)
-        if leaf.last:
-            self._digest[leaf.block] = block_digest(self._leaves)
-            self._leaves.clear()
+        self._digests.add(leaf.block, digest)
 
     def facts(self) -> BaseFacts:
-        return BaseFacts(np.sqrt(self._sums[0]), self._sums[1], self._nonfinite, self._digest)
+        return BaseFacts(np.sqrt(self._sums[0]), self._sums[1], self._nonfinite, self._digests.finish())
 
 
 class _DeltaTable:
     """Facts of one delta's blocks, filled leaf by leaf; blocks beyond what the expert covers stay zero."""
 
     def __init__(self, blocks: int) -> None:
-        self.square, self.absolute, self.dot, self.largest = np.zeros((4, blocks))
-        self.nonzero, self.nonfinite = np.zeros((2, blocks), np.int64)
-        self.sketch = np.zeros((blocks, SKETCH))
-        self._digests: dict[int, list[bytes]] = {}
+        self._sums = np.zeros((3, blocks))
+        self._largest = np.zeros(blocks)
+        self._counts = np.zeros((2, blocks), np.int64)
+        self._sketch = np.zeros((blocks, SKETCH))
+        self._digests = _BlockDigests(blocks)
+
+    def add(self, leaf: Leaf, found: DeltaLeaves, place: int) -> None:
+        block = leaf.block
+        self._sums[:, block] += found.sums[place]
+        self._largest[block] = max(self._largest[block], found.largest[place])
+        self._counts[:, block] += found.counts[place]
+        self._sketch[block] += found.sketch[place]
 
     def digest(self, leaf: Leaf, digest: bytes) -> None:
-        self._digests.setdefault(leaf.block, []).append(digest)
+        self._digests.add(leaf.block, digest)
+
+    def sketch(self) -> NDArray[np.float32]:
+        return self._sketch.astype(np.float32)
 
     def facts(self) -> BlockFacts:
-        digest = np.zeros(self.square.size, np.uint64)
-        for block, parts in self._digests.items():
-            digest[block] = block_digest(parts)
-        return BlockFacts(
-            np.sqrt(self.square), self.largest, self.absolute, self.nonzero, self.nonfinite, self.dot, digest
-        )
+        square, absolute, dot = self._sums
+        nonzero, nonfinite = self._counts
+        return BlockFacts(np.sqrt(square), self._largest, absolute, nonzero, nonfinite, dot, self._digests.finish())
 
 
 def _settle(batch: list[_Expert], leaf: Leaf, sums: DeltaBatch) -> None:
@@ -401,15 +507,8 @@ def _settle(batch: list[_Expert], leaf: Leaf, sums: DeltaBatch) -> None:
         return
     found = sums.finish(leaf.number)
     for place, expert in enumerate(batch):
-        table = expert.table
-        assert table is not None
-        table.square[leaf.block] += found.square[place]
-        table.absolute[leaf.block] += found.absolute[place]
-        table.dot[leaf.block] += found.dot[place]
-        table.largest[leaf.block] = max(table.largest[leaf.block], found.largest[place])
-        table.nonzero[leaf.block] += found.nonzero[place]
-        table.nonfinite[leaf.block] += found.nonfinite[place]
-        table.sketch[leaf.block] += found.sketch[place]
+        if expert.table is not None:
+            expert.table.add(leaf, found, place)
     batch.clear()
 
 

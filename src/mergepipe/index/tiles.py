@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from mergepipe.core.leaves import LEAF
 from mergepipe.store.contract import ByteStore
 
 Raw = NDArray[np.uint8]
+_ALIGNED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +66,28 @@ def leaves(start: int, stop: int, elements: int, block: int) -> Iterator[Leaf]:
         start = after
 
 
+def raw_bytes(tensors: Sequence[tuple[int, int]], most: int, keep: bool) -> int:
+    """Bytes of memory `RawTiles` needs for tensors of (elements, item size)."""
+    return sum(_held(elements, itemsize, most, keep) for elements, itemsize in tensors)
+
+
+def _held(elements: int, itemsize: int, most: int, keep: bool) -> int:
+    size = (elements if keep else min(most, elements)) * itemsize
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
 class RawTiles:
-    """Bytes of several tensors by spans of elements.
+    """Bytes of several tensors by spans of elements, in `memory`, whose size `raw_bytes` tells.
 
     With `keep` everything read is kept, and reading it again costs nothing; else there is room for a
     span of `most` elements a source, and a span is overwritten by the next of that source.
     """
 
-    def __init__(self, sources: Sequence[Source], most: int, keep: bool) -> None:
+    def __init__(self, sources: Sequence[Source], most: int, keep: bool, memory: Raw) -> None:
         self._sources = sources
         self._keep = keep
-        sizes = [(s.elements if keep else min(most, s.elements)) * s.itemsize for s in sources]
-        self._buffers = [np.empty(size, np.uint8) for size in sizes]
+        ends = list(accumulate((_held(s.elements, s.itemsize, most, keep) for s in sources), initial=0))
+        self._buffers = [memory[start:end] for start, end in pairwise(ends)]
         self._have = [(0, 0)] * len(sources)
 
     def raw(self, place: int, start: int, stop: int) -> Raw:

@@ -1,4 +1,4 @@
-"""Sign election, shared by ties and dare_ties: the weighted deltas vote, and those of the elected sign are summed.
+"""Sign election, shared by the methods of TIES's kind: weighted deltas vote, those of the elected sign are summed.
 
 With `xᵢ` the sparsified deltas, element by element: `vᵢ = wᵢxᵢ`, `s = +1` where `Σ vᵢ ≥ 0` else `−1`, kept are
 the terms with `sign(vᵢ) = s`, the update is `λ Σ_kept vᵢ`, under `normalize` divided by `Σ_kept wᵢ` (0 → 1). A
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mergepipe.core.arrays import Array
+from mergepipe.core.arrays import Array, Namespace
 from mergepipe.operators.additive import Write, subtract_from_base
 from mergepipe.operators.contract import Norms, Reads, TensorSpec, Tile
 from mergepipe.operators.parameters import number, tile_weights, to_tile, weights_of
@@ -32,12 +32,9 @@ class Election:
     scale: float
 
 
-def resolve_election(spec: TensorSpec) -> Election:
-    """The election that `weight`, `density`, `normalize` and `lambda` describe."""
-    active = [
-        weight if number(term.parameters, "density") > 0.0 else 0.0
-        for weight, term in zip(weights_of(spec), spec.terms, strict=True)
-    ]
+def resolve_election(spec: TensorSpec, densities: Sequence[float]) -> Election:
+    """The election that `weight`, `normalize` and `lambda` describe; a term of density 0 has no part in it."""
+    active = [weight if density > 0.0 else 0.0 for weight, density in zip(weights_of(spec), densities, strict=True)]
     return Election(
         weights=tile_weights(active, spec),
         normalize=bool(spec.parameters["normalize"]),
@@ -46,12 +43,12 @@ def resolve_election(spec: TensorSpec) -> Election:
 
 
 def scratch_arrays(terms: int) -> int:
-    """Votes of all terms, mask (floats and flags), sum and divisor."""
+    """Votes of all terms, mask (floats and two of flags), sum and divisor."""
     return terms + 4
 
 
 def elect(tile: Tile, election: Election, write: Write, out: Array) -> None:
-    """`θ₀` plus the elected update into `out`. `write` may use the arrays called "mask"."""
+    """`θ₀` plus the elected update into `out`. `write` may use the arrays called "mask" and the flags "inner"."""
     xp, scratch, count = tile.xp, tile.scratch, tile.count
     votes: list[tuple[float, Array]] = []
     for term, (weight, delta) in enumerate(zip(election.weights, tile.deltas, strict=True)):
@@ -69,18 +66,12 @@ def elect(tile: Tile, election: Election, write: Write, out: Array) -> None:
         out[...] = tile.base
         return
 
-    # The sign bit of the sum says whether it is negative (it is −0.0 only where nobody votes). Flipping that bit
-    # in every vote turns "has the elected sign" into "is positive", and the kept sum into one of magnitudes.
-    whole = xp.int64 if out.dtype.itemsize == 8 else xp.int32
-    sign = out.view(whole)
-    xp.bitwise_and(sign, int(xp.iinfo(whole).min), out=sign)
-
+    sign = elected_sign(out, xp)
     total = scratch.floats("sum", count)
     divisor = scratch.floats("divisor", count)
     mask, kept = scratch.floats("mask", count), scratch.flags("mask", count)
     for place, (weight, vote) in enumerate(votes):
-        bits = vote.view(whole)
-        xp.bitwise_xor(bits, sign, out=bits)
+        flip_signs(vote, sign, xp)
         xp.greater(vote, 0.0, out=kept)
         mask[...] = kept
         if place == 0:
@@ -101,9 +92,27 @@ def elect(tile: Tile, election: Election, write: Write, out: Array) -> None:
         mask[...] = kept
         xp.add(divisor, mask, out=divisor)
         xp.divide(total, divisor, out=total)
-    xp.bitwise_xor(total.view(whole), sign, out=sign)
+    xp.bitwise_xor(total.view(sign.dtype), sign, out=sign)
     xp.multiply(out, -election.scale, out=out)
     subtract_from_base(tile, 1.0, out)
+
+
+def elected_sign(ballot: Array, xp: Namespace) -> Array:
+    """The sign bits of a sum of votes, in the sum's own memory, as integers.
+
+    The bit says whether the sum is negative (it is −0.0 only where nobody votes). Flipping it in every vote
+    turns "has the elected sign" into "is positive", and the kept sum into one of magnitudes.
+    """
+    whole = xp.int64 if ballot.dtype.itemsize == 8 else xp.int32
+    sign = ballot.view(whole)
+    xp.bitwise_and(sign, int(xp.iinfo(whole).min), out=sign)
+    return sign
+
+
+def flip_signs(values: Array, sign: Array, xp: Namespace) -> None:
+    """Negate `values` in place where the sign bit of `sign` is set."""
+    bits = values.view(sign.dtype)
+    xp.bitwise_xor(bits, sign, out=bits)
 
 
 def election_gains(election: Election, factors: Sequence[float]) -> tuple[float, ...]:

@@ -103,6 +103,7 @@ class Tile:
 
 Norms = NDArray[np.float64]
 Reads = NDArray[np.bool_]
+Sizes = NDArray[np.int64]
 
 
 class Operator(Protocol):
@@ -178,12 +179,13 @@ class Operator(Protocol):
         """`|a₀|`."""
         ...
 
-    def bound(self, coefficients: Any, norms: Norms, read: Reads) -> Norms | str:
+    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
         """Per block, an upper bound of ‖e_b‖ in exact arithmetic, or the reason why there is none.
 
-        `norms[i, b]` = ‖δᵢ,b‖₂ and `read[i, b]` are of shape (terms, blocks). Blocks all of whose
-        nonzero deltas are read give 0. Coefficients count as exact; the value is computed in
-        float64, without directed rounding.
+        `norms[i, b]` = ‖δᵢ,b‖₂ and `read[i, b]` are of shape (terms, blocks); `sizes[b]` is how many
+        elements a block has, None where the caller does not know. Blocks all of whose nonzero deltas
+        are read give 0. Coefficients count as exact; the value is computed in float64, without
+        directed rounding.
         """
         ...
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from mergepipe.core.arrays import Array
 from mergepipe.core.random import mask_key
 from mergepipe.operators.additive import Mixture, mix, omitted_sum, resolve_mixture
@@ -31,6 +29,7 @@ from mergepipe.operators.contract import (
     Operator,
     Parameter,
     Reads,
+    Sizes,
     TensorSpec,
     TermSpec,
     Tile,
@@ -40,19 +39,18 @@ from mergepipe.operators.parameters import (
     INT8_MASK,
     LAMBDA,
     WEIGHT,
+    densities_of,
     is_sparse,
     normalize,
     number,
     rescale,
     to_tile,
 )
-from mergepipe.operators.sparsify import Drop
+from mergepipe.operators.sparsify import Drop, restoring
 from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, MaskedL1Need, Need
 
 MERGEKIT = "mergekit"
 PAPER = "paper"
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 _PARAMETERS: tuple[Parameter, ...] = (
     WEIGHT,
@@ -103,9 +101,7 @@ class DareLinear:
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
     ) -> DareLinearCoefficients:
-        return DareLinearCoefficients(
-            resolve_mixture(spec, [_density(term) for term in spec.terms]), _drops(spec, self._variant, facts)
-        )
+        return DareLinearCoefficients(resolve_mixture(spec, densities_of(spec)), _drops(spec, self._variant, facts))
 
     def scratch_arrays(self, terms: int) -> int:
         """A term and its mask."""
@@ -129,7 +125,7 @@ class DareLinear:
     def base_gain(self, coefficients: Any) -> float:
         return 1.0
 
-    def bound(self, coefficients: Any, norms: Norms, read: Reads) -> Norms | str:
+    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
         return omitted_sum(self.gains(coefficients), norms, read)
 
 
@@ -156,7 +152,7 @@ class DareTies:
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
     ) -> DareTiesCoefficients:
-        return DareTiesCoefficients(resolve_election(spec), _drops(spec, self._variant, facts))
+        return DareTiesCoefficients(resolve_election(spec, densities_of(spec)), _drops(spec, self._variant, facts))
 
     def scratch_arrays(self, terms: int) -> int:
         return scratch_arrays(terms)
@@ -177,7 +173,7 @@ class DareTies:
     def base_gain(self, coefficients: Any) -> float:
         return 1.0
 
-    def bound(self, coefficients: Any, norms: Norms, read: Reads) -> Norms | str:
+    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
         return election_bound(coefficients.election, _factors(coefficients.drops), norms, read)
 
 
@@ -204,17 +200,10 @@ def _drops(spec: TensorSpec, variant: str, facts: Sequence[Sequence[Fact]]) -> t
         density = _density(term)
         factor = 1.0
         if spec.parameters["rescale"]:
-            factor = 1.0 / density if variant == PAPER else _restoring(known[0])
+            factor = 1.0 / density if variant == PAPER else restoring(known[0]["l1"], known[0]["masked_l1"])
         factor = to_tile(factor, spec, f"the rescale factor of expert {term.position + 1}")
         drops.append(Drop(_key(spec, term), density, factor))
     return tuple(drops)
-
-
-def _restoring(fact: Fact) -> float:
-    """The factor that restores the L1 norm; 1 where the mask left nothing, or too little for float32 to say it."""
-    masked = float(fact["masked_l1"])
-    factor = float(fact["l1"]) / masked if masked else 1.0
-    return factor if factor <= _LARGEST else 1.0
 
 
 def _factors(drops: Sequence[Drop | None]) -> list[float]:

@@ -20,6 +20,7 @@ from mergepipe.operators.contract import (
     Norms,
     Operator,
     Reads,
+    Sizes,
     TensorSpec,
     Tile,
 )
@@ -90,7 +91,7 @@ class Linear:
     def base_gain(self, coefficients: Any) -> float:
         return float(abs(coefficients.base))
 
-    def bound(self, coefficients: Any, norms: Norms, read: Reads) -> Norms | str:
+    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
         return omitted_sum(self.gains(coefficients), norms, read)
 
 

@@ -39,9 +39,27 @@ def weights_of(spec: TensorSpec) -> list[float]:
     return [number(term.parameters, "weight") for term in spec.terms]
 
 
+def densities_of(spec: TensorSpec) -> list[float]:
+    """The densities of the terms, in recipe order."""
+    return [number(term.parameters, "density") for term in spec.terms]
+
+
 def is_sparse(term: TermSpec) -> bool:
     """Whether part of this term's delta counts: not where its weight is 0, nothing is kept, or everything is."""
     return number(term.parameters, "weight") != 0.0 and 0.0 < number(term.parameters, "density") < 1.0
+
+
+def require_one_term(method: str, spec: TensorSpec) -> None:
+    """Raise `RecipeError` where a method that takes one model beside the base is given more."""
+    if len(spec.terms) > 1:
+        raise RecipeError(
+            f"{spec.name}: {method} takes one model beside the base, found {len(spec.terms)}; leave one in models"
+        )
+
+
+def row_of(spec: TensorSpec) -> int:
+    """Elements of a row, the last dimension; a vector is one row."""
+    return spec.shape[-1] if spec.shape else spec.row
 
 
 def to_tile(value: float, spec: TensorSpec, what: str) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mergepipe.core.arrays import Array
 from mergepipe.operators.additive import Mixture, mix, omitted_sum, resolve_mixture, write_whole
-from mergepipe.operators.contract import AccessClass, Grain, Norms, Operator, Parameter, Reads, TensorSpec, Tile
+from mergepipe.operators.contract import AccessClass, Grain, Norms, Operator, Parameter, Reads, Sizes, TensorSpec, Tile
 from mergepipe.operators.parameters import INT8_MASK, LAMBDA, WEIGHT, normalize, rescale
 from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, Need
 
@@ -60,7 +60,7 @@ class TaskArithmetic:
     def base_gain(self, coefficients: Any) -> float:
         return 1.0
 
-    def bound(self, coefficients: Any, norms: Norms, read: Reads) -> Norms | str:
+    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
         return omitted_sum(self.gains(coefficients), norms, read)
 
 

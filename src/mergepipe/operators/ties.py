@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mergepipe.core.arrays import Array
-from mergepipe.errors import RecipeError
 from mergepipe.operators.consensus import (
     Election,
     elect,
@@ -16,10 +15,32 @@ from mergepipe.operators.consensus import (
     resolve_election,
     scratch_arrays,
 )
-from mergepipe.operators.contract import AccessClass, Delta, Grain, Norms, Operator, Reads, TensorSpec, Tile
-from mergepipe.operators.parameters import DENSITY, INT8_MASK, LAMBDA, WEIGHT, is_sparse, normalize, number, rescale
-from mergepipe.operators.sparsify import Trim
-from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, Need, TrimNeed
+from mergepipe.operators.contract import (
+    AccessClass,
+    Delta,
+    Grain,
+    Norms,
+    Operator,
+    Reads,
+    Sizes,
+    TensorSpec,
+    TermSpec,
+    Tile,
+)
+from mergepipe.operators.parameters import (
+    DENSITY,
+    INT8_MASK,
+    LAMBDA,
+    WEIGHT,
+    densities_of,
+    is_sparse,
+    normalize,
+    number,
+    rescale,
+    to_tile,
+)
+from mergepipe.operators.sparsify import Band, Trim, restoring
+from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, Need, TrimmedL1Need, TrimNeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +48,7 @@ class TiesCoefficients:
     """The election and each term's trim, None where the whole delta (or, of an inert term, nothing) counts."""
 
     election: Election
-    trims: tuple[Trim | None, ...]
+    trims: tuple[Band | None, ...]
 
 
 class Ties:
@@ -43,20 +64,14 @@ class Ties:
         DENSITY,
         LAMBDA,
         normalize(True),
-        rescale(False, "not supported for ties: stretch trimmed task vectors to their first L1 norm"),
+        rescale(False, "give what is kept the L1 norm of the whole task vector"),
         INT8_MASK,
     )
     doc = "θ = θ₀ + λ Σ wᵢxᵢ / Σ wᵢ over the elected sign, xᵢ the trimmed δᵢ (arXiv:2306.01708)"
 
     def needs(self, spec: TensorSpec) -> tuple[tuple[Need, ...], ...]:
-        """Threshold and cut of each delta that is trimmed; `RecipeError` under `rescale`."""
-        needs = tuple((TrimNeed(number(term.parameters, "density")),) if is_sparse(term) else () for term in spec.terms)
-        if spec.parameters["rescale"] and any(needs):
-            raise RecipeError(
-                f"{spec.name}: ties with rescale: true and a density below 1 is not supported yet; "
-                "remove rescale (mergekit's default is false) or use dare_ties, which rescales"
-            )
-        return needs
+        """Threshold and cut of each delta that is trimmed; under `rescale` its sums too."""
+        return tuple(_needs(spec, term) if is_sparse(term) else () for term in spec.terms)
 
     def group_needs(self, spec: TensorSpec) -> tuple[GroupNeed, ...]:
         return ()
@@ -64,15 +79,14 @@ class Ties:
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
     ) -> TiesCoefficients:
-        """Coefficients; `RecipeError` under `rescale`."""
-        trims = tuple(Trim.of(known[0]) if need else None for need, known in zip(self.needs(spec), facts, strict=True))
-        return TiesCoefficients(resolve_election(spec), trims)
+        trims = tuple(_trim(spec, term, known) for term, known in zip(spec.terms, facts, strict=True))
+        return TiesCoefficients(resolve_election(spec, densities_of(spec)), trims)
 
     def scratch_arrays(self, terms: int) -> int:
         return scratch_arrays(terms)
 
     def combine(self, tile: Tile, coefficients: Any, out: Array) -> None:
-        trims: tuple[Trim | None, ...] = coefficients.trims
+        trims: tuple[Band | None, ...] = coefficients.trims
 
         def write(term: int, delta: Delta, into: Array) -> None:
             delta(into)
@@ -86,7 +100,7 @@ class Ties:
         return True
 
     def gains(self, coefficients: Any) -> tuple[float, ...]:
-        return election_gains(coefficients.election, [1.0] * len(coefficients.trims))
+        return election_gains(coefficients.election, _factors(coefficients.trims))
 
     def exact_gains(self, coefficients: Any) -> bool:
         return False
@@ -94,8 +108,29 @@ class Ties:
     def base_gain(self, coefficients: Any) -> float:
         return 1.0
 
-    def bound(self, coefficients: Any, norms: Norms, read: Reads) -> Norms | str:
-        return election_bound(coefficients.election, [1.0] * len(coefficients.trims), norms, read)
+    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
+        return election_bound(coefficients.election, _factors(coefficients.trims), norms, read)
+
+
+def _needs(spec: TensorSpec, term: TermSpec) -> tuple[Need, ...]:
+    density = number(term.parameters, "density")
+    if spec.parameters["rescale"]:
+        return TrimNeed(density), TrimmedL1Need(density)
+    return (TrimNeed(density),)
+
+
+def _trim(spec: TensorSpec, term: TermSpec, known: Sequence[Fact]) -> Band | None:
+    if not is_sparse(term):
+        return None
+    factor = 1.0
+    if spec.parameters["rescale"]:
+        factor = restoring(known[1]["l1"], known[1]["kept_l1"])
+        factor = to_tile(factor, spec, f"the rescale factor of expert {term.position + 1}")
+    return Band(Trim.of(known[0]), None, factor)
+
+
+def _factors(trims: Sequence[Band | None]) -> list[float]:
+    return [1.0 if trim is None else trim.factor for trim in trims]
 
 
 OPERATORS: tuple[Operator, ...] = (Ties(),)

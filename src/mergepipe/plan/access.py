@@ -152,7 +152,11 @@ def read_set(access: TensorAccess, expert: int, blocks: int) -> NDArray[np.bool_
         return np.ones(blocks, np.bool_)
     if text == NONE:
         return np.zeros(blocks, np.bool_)
-    bits = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), bitorder="little")
+    try:
+        packed = bytes.fromhex(text)
+    except ValueError:
+        raise FormatError(f"plan: {text!r:.40} is not a bitmap; the plan is damaged") from None
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
     if bits.size < blocks:
         raise FormatError(f"plan: a bitmap of {bits.size} bits for {blocks} blocks; the plan is damaged")
     return bits[:blocks].astype(np.bool_)

@@ -87,8 +87,8 @@ def _bound(operator: Operator, evidence: Sequence[TensorEvidence]) -> Bound:
         omitted = ((part.norms > 0) & ~part.read).any(axis=0)
         if not omitted.any():
             continue
-        exact = operator.bound(part.coefficients, part.norms, part.read)
-        update = operator.bound(part.coefficients, part.norms, np.zeros_like(part.read))
+        exact = operator.bound(part.coefficients, part.norms, part.read, part.sizes)
+        update = operator.bound(part.coefficients, part.norms, np.zeros_like(part.read), part.sizes)
         if isinstance(exact, str):
             return no_bound(f"{part.tensor.name}: {exact}")
         if isinstance(update, str):

@@ -28,7 +28,7 @@ _ROWS: Final = LEAF // LANES
 Wide = NDArray[np.float64]
 
 # Rows of the products: δ², |δ|, θ₀δ, and δ with the sketch's signs.
-_SQUARE, _ABSOLUTE, _DOT, _SIGNED = range(4)
+_SIGNED: Final = 3
 
 
 def add_rows(products: Wide, out: Wide) -> None:
@@ -38,11 +38,11 @@ def add_rows(products: Wide, out: Wide) -> None:
 
 def halve(lanes: Wide, left: int) -> Wide:
     """Add the upper half of the last axis to the lower until `left` lanes remain; works in place."""
-    width = lanes.shape[-1]
-    while width > left:
-        width //= 2
-        np.add(lanes[..., :width], lanes[..., width : 2 * width], out=lanes[..., :width])
-    return lanes[..., :width]
+    while lanes.shape[-1] > left:
+        half = lanes.shape[-1] // 2
+        np.add(lanes[..., :half], lanes[..., half:], out=lanes[..., :half])
+        lanes = lanes[..., :half]
+    return lanes
 
 
 class LeafAdder:
@@ -61,7 +61,8 @@ class LeafAdder:
     def sums(self, count: int) -> Wide:
         """One sum a row, of `count` numbers each."""
         add_rows(self._products[:, : _rows(count)], self._lanes)
-        return halve(self._lanes, 1)[:, 0].copy()
+        sums: Wide = halve(self._lanes, 1)[:, 0].copy()
+        return sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,14 +101,15 @@ class BaseLeaves:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaLeaves:
-    """Facts of one leaf of several experts' deltas; arrays run over the experts in the order they were added."""
+    """Facts of one leaf of several experts' deltas; rows run over the experts in the order they were added.
 
-    square: Wide
-    absolute: Wide
-    dot: Wide
+    `sums` holds Σδ², Σ|δ| and Σθ₀δ, `largest` max|δ|, `counts` the nonzeros and the non-finites, `sketch` the
+    leaf's part of the block's sketch.
+    """
+
+    sums: Wide
     largest: Wide
-    nonzero: NDArray[np.int64]
-    nonfinite: NDArray[np.int64]
+    counts: NDArray[np.int64]
     sketch: Wide
 
 
@@ -120,7 +122,7 @@ class DeltaBatch:
         self._lanes = np.empty((width, 4, LANES))
         self._flags = np.empty(LEAF, np.bool_)
         self._largest = np.zeros(width)
-        self._counts = np.zeros((2, width), np.int64)
+        self._counts = np.zeros((width, 2), np.int64)
         self._filled = 0
 
     @property
@@ -155,7 +157,7 @@ class DeltaBatch:
         np.multiply(padded, self._signs.pattern[: rows * LANES], out=padded)
         add_rows(self._products[:, :rows], self._lanes[place])
         self._largest[place] = largest
-        self._counts[:, place] = nonzero, nonfinite
+        self._counts[place] = nonzero, nonfinite
         self._filled += 1
 
     def finish(self, leaf: int) -> DeltaLeaves:
@@ -164,15 +166,8 @@ class DeltaBatch:
         lanes = self._lanes[:count]
         sketch = halve(lanes, SKETCH)[:, _SIGNED] * self._signs.leaf(leaf)
         sums = halve(lanes[:, :_SIGNED, :SKETCH], 1)[..., 0]
-        return DeltaLeaves(
-            square=sums[:, _SQUARE].copy(),
-            absolute=sums[:, _ABSOLUTE].copy(),
-            dot=sums[:, _DOT] + 0.0,  # no negative zero
-            largest=self._largest[:count].copy(),
-            nonzero=self._counts[0, :count].copy(),
-            nonfinite=self._counts[1, :count].copy(),
-            sketch=sketch,
-        )
+        # Adding zero leaves no negative zero.
+        return DeltaLeaves(sums + 0.0, self._largest[:count].copy(), self._counts[:count].copy(), sketch)
 
 
 def _rows(count: int) -> int:

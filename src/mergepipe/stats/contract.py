@@ -55,7 +55,26 @@ class RankedMaskL1Need:
     row: int
 
 
-Need: TypeAlias = TrimNeed | MaskedL1Need | RankNeed | RankedMaskL1Need
+@dataclass(frozen=True, slots=True)
+class TrimmedL1Need:
+    """Sums for the rescale of a trimmed delta. Fact: `l1` = Σ|δ|, `kept_l1` = Σ|δ| over what `TrimNeed(density)` keeps."""
+
+    density: float
+
+
+@dataclass(frozen=True, slots=True)
+class BandL1Need:
+    """Sums for the rescale of breadcrumbs. Fact: `l1` = Σ|δ| and `kept_l1`, the sum over a band of ranks.
+
+    The band is the `kept` largest |δ| after the `skipped` largest, earlier positions first as for
+    `RankNeed`. `skipped ≥ 0`, `kept ≥ 1`, `skipped + kept ≤ n`.
+    """
+
+    skipped: int
+    kept: int
+
+
+Need: TypeAlias = TrimNeed | MaskedL1Need | RankNeed | RankedMaskL1Need | TrimmedL1Need | BandL1Need
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +90,8 @@ class VectorGramNeed:
     """The same for each vector of a matrix: its rows (`axis` −1) or its columns (`axis` 0).
 
     The matrix is the tensor seen as (elements / row, row) for rows; `axis` 0 vectors run over the
-    first dimension. Fact: `gram`: the matrices of all vectors, one after another.
+    first dimension. Asked only of tensors of two dimensions or more. Fact: `gram`: the matrices of
+    all vectors, one after another.
     """
 
     axis: int
@@ -81,8 +101,11 @@ class VectorGramNeed:
 class VarianceMaskNeed:
     """SCE's selection and weights: of the positions, the ⌊topk · nonzero⌋ of largest variance over the deltas.
 
-    Fact: `threshold`, `cut` (positions, as for `TrimNeed`, of the variance; computed in float32, as
-    `Σ(δᵢ − mean)²/K` in recipe order), `kept`, and `mean_squares`: Σ δᵢ² over the kept positions / n, per term.
+    `topk > 0`; from 1 on, every position is selected. The variance is computed in the tiles' dtype and
+    in recipe order: `mean = (Σδᵢ)/K`, then `Σ(δᵢ − mean)²/K`; `nonzero` counts where it is not 0.
+
+    Fact: `threshold` and `cut` (as for `TrimNeed`, of the variance; of no meaning where `kept` is 0; 0 and
+    n−1 where all is selected), `kept`, and `mean_squares`: per term, Σ δᵢ² over the selected positions / n.
     """
 
     topk: float
@@ -90,8 +113,9 @@ class VarianceMaskNeed:
 
 @dataclass(frozen=True, slots=True)
 class OverlapNeed:
-    """RAM's counts at |δ| > epsilon. Fact: `shared` and `unique`: per term, how many of its active positions
-    other terms are active at, or not.
+    """RAM's counts at |δ| > epsilon, in the tiles' dtype.
+
+    Fact: `shared` and `unique`: per term, how many of its active positions other terms are active at, or not.
     """
 
     epsilon: float
@@ -99,10 +123,16 @@ class OverlapNeed:
 
 @dataclass(frozen=True, slots=True)
 class ImportanceNeed:
-    """Arcee Fusion's threshold, `median + 1.5 (q₃ − q₁)` of |δ| · KL(softmax(θ₁ row) ‖ softmax(θ₀ row)).
+    """Arcee Fusion's threshold, `median + 1.5 (q₃ − q₁)` of |δ| · KL(p ‖ q), of the only term.
 
-    Fact: `threshold`, and `divergence`: the KL of each row of the last dimension.
+    p and q are the softmax of θ₁'s and of θ₀'s row, 1e-8 added to each entry; rows run along the last
+    dimension, of `row` elements (a vector is one row). The product is of the tiles' dtype, KL rounded to
+    it first. Quantile q of n sorted values is the one at ⌊q(n − 1)⌋.
+
+    Fact: `threshold`, and `divergence`: the KL of each row.
     """
+
+    row: int
 
 
 # Needs that concern all terms of a tensor together (and the base).

@@ -35,14 +35,14 @@ Look = Callable[[Sequence[Span]], Iterator[tuple[int, FloatArray]]]
 
 _DIGITS: Final = 1 << 16
 _TOP: Final = 1 << 15  # the sign bit is 0
-_RECORDS: Final = 512
+_RECORDS: Final = 2048
 # Up to here sorting is quicker than counting.
 _SORTED: Final = 4096
 # Bytes of temporaries a selected pattern takes while its bucket is put in order.
 _SELECTED_BYTES: Final = 32
-LEAST_ROOM: Final = 2 * _DIGITS * 8
-# Temporaries of a leaf while it is counted, beside `fixed_bytes`; one `Magnitudes` takes them at a time.
-WORKING_BYTES: Final = 2 * _TOP * 8 + 32 * LEAF
+LEAST_WORKING: Final = 2 * _DIGITS * 8
+# Temporaries of a leaf while it is counted; one `Magnitudes` takes them at a time.
+LEAF_BYTES: Final = 2 * _TOP * 8 + 32 * LEAF
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +70,34 @@ def fixed_bytes(elements: int) -> int:
 
 def useful_room(elements: int, compute: np.dtype[Any]) -> int:
     """The room in which one look suffices for deltas of 16-bit models: a sixteenth of the patterns irregular."""
+    if elements <= _SORTED:
+        return 0
     records = math.ceil(elements / _record_size(elements))
-    return max(LEAST_ROOM, 2 * (elements // 16 * compute.itemsize + records * (24 << 10)))
+    return elements // 16 * compute.itemsize + records * (12 << 10)
+
+
+def useful_working(elements: int) -> int:
+    """Bytes `finish` takes for such deltas, beside room and `fixed_bytes`."""
+    return max(LEAST_WORKING, elements // 64 * _SELECTED_BYTES)
 
 
 class Magnitudes:
-    """The cuts of one delta at several densities.
+    """Several order statistics of one delta: of each of `ranks` (from 1, the largest) the magnitude and the cut.
 
     `total` elements count, of which the first `elements` are fed (in order, once, as |δ| in `compute`
-    precision) and the rest are zeros. At most `room` bytes are kept beside `fixed_bytes(elements)`;
-    it must be at least `LEAST_ROOM`. NaN counts as larger than infinity; a k-th magnitude that is not
-    finite is given as the largest finite number with cut −1.
+    precision) and the rest are zeros. At most `room` bytes are kept beside `fixed_bytes(elements)`, and
+    `finish` takes `working` bytes (at least `LEAST_WORKING`) more. NaN counts as larger than infinity; a
+    k-th magnitude that is not finite is given as the largest finite number with cut −1.
     """
 
     def __init__(
-        self, elements: int, total: int, densities: Sequence[float], compute: np.dtype[Any], room: int
+        self, elements: int, total: int, ranks: Sequence[int], compute: np.dtype[Any], room: int, working: int
     ) -> None:
-        self._elements, self._total, self._room = elements, total, room
+        self._elements, self._total, self._room, self._working = elements, total, room, working
         self._compute = compute
         self._bits: np.dtype[Any] = np.dtype(f"u{compute.itemsize}")
         self._shift = 8 * compute.itemsize - 16
-        self._ranks = [kept_count(density, total) for density in densities]
+        self._ranks = ranks
         self._few: Bits | None = np.empty(elements, self._bits) if elements <= _SORTED else None
         self._size = _record_size(elements)
         self._buffer = np.empty(0 if self._few is not None else min(self._size, elements), np.uint16)
@@ -115,7 +122,7 @@ class Magnitudes:
             at += count
 
     def finish(self, look: Look) -> list[MagnitudeCut]:
-        """One cut a density; looks again at what is not known yet."""
+        """One cut a rank; looks again at what is not known yet."""
         if self._few is not None:
             return self._finish_few(self._few)
         if self._filled:
@@ -144,7 +151,7 @@ class Magnitudes:
     def _keep(self, irregular: Bits) -> None:
         self._irregular.append(irregular)
         self._kept_bytes += irregular.nbytes + 128
-        if self._kept_bytes > self._room // 2:
+        if self._kept_bytes > self._room:
             self._records = None
             self._irregular = []
 
@@ -157,9 +164,11 @@ class Magnitudes:
         irregular = np.concatenate(self._irregular) if self._irregular else np.empty(0, self._bits)
         self._irregular = []
         lowest = 1 + int((counts[1:] > 0).argmax()) if counts.size > 1 else 1
-        self._records.append(_Record(int(counts[0]), lowest, counts[lowest:].astype(np.uint32), irregular))
-        self._kept_bytes += 4 * (counts.size - lowest) + 256
-        if self._kept_bytes > self._room // 2:
+        above = counts[lowest:]
+        above = above.astype(np.min_scalar_type(int(above.max(initial=0))))
+        self._records.append(_Record(int(counts[0]), lowest, above, irregular))
+        self._kept_bytes += above.nbytes + 256
+        if self._kept_bytes > self._room:
             self._records = None
 
     # --- what follows from it
@@ -192,7 +201,7 @@ class Magnitudes:
             slots = slot.take((record.irregular >> self._shift).astype(np.int64))
             chosen = np.flatnonzero(slots >= 0)
             selected += chosen.size
-            if selected * _SELECTED_BYTES > self._room // 2:
+            if selected * _SELECTED_BYTES > self._working:
                 return None
             regular[number] -= np.bincount(slots[chosen], minlength=needed.size)
             found.append(record.irregular[chosen])
@@ -241,7 +250,7 @@ class Magnitudes:
         ]
 
     def _descent(self) -> _Descent:
-        return _Descent(self._top, self._elements, self._total - self._elements, self._compute, self._room)
+        return _Descent(self._top, self._elements, self._total - self._elements, self._compute, self._working)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,7 +259,7 @@ class _Record:
 
     zero: int
     lowest: int
-    counts: NDArray[np.uint32]
+    counts: NDArray[Any]
     irregular: Bits
 
     def counts_of(self, buckets: Counts) -> Counts:
@@ -295,21 +304,22 @@ def _regular_spot(pattern: int, until: Counts, rank: int) -> _Spot:
 class _Descent:
     """Order statistics by repeated looks, 16 bits further down each time; then one look for the positions."""
 
-    def __init__(
-        self, top: Counts, elements: int, zeros_beyond: int, compute: np.dtype[Any], room: int
-    ) -> None:
+    def __init__(self, top: Counts, elements: int, zeros_beyond: int, compute: np.dtype[Any], working: int) -> None:
         self._top, self._elements, self._beyond, self._compute = top, elements, zeros_beyond, compute
         self._bits: np.dtype[Any] = np.dtype(f"u{compute.itemsize}")
         self._width = 8 * compute.itemsize
-        self._at_once = max(1, room // (2 * _DIGITS * 8))
+        self._at_once = max(1, working // LEAST_WORKING)
 
     def cuts(self, ranks: Sequence[int], look: Look) -> list[MagnitudeCut]:
-        prefixes, inner = _find(self._top, ranks)
-        prefixes = prefixes.astype(self._bits)
+        buckets, inner = _find(self._top, ranks)
+        prefixes: Bits = buckets.astype(self._bits)
         for shift in range(self._width - 32, -1, -16):
             prefixes, inner = self._lower(prefixes, inner, shift, look)
         positions = self._positions(prefixes, inner, look)
-        return [_cut(p, positions[p, rank], self._compute) for p, rank in zip(prefixes.tolist(), inner.tolist(), strict=True)]
+        return [
+            _cut(p, positions[p, rank], self._compute)
+            for p, rank in zip(prefixes.tolist(), inner.tolist(), strict=True)
+        ]
 
     def _lower(self, prefixes: Bits, inner: Counts, shift: int, look: Look) -> tuple[Bits, Counts]:
         """Extend each prefix by the next 16 bits, in which its `inner`-th largest pattern lies."""

@@ -41,9 +41,10 @@ class SketchSigns:
 
     def leaf(self, number: int) -> NDArray[np.float64]:
         """±1 for each bucket of the block's leaf `number`."""
-        if number < _LEAVES_AHEAD:
-            return self._ahead[number]
-        return _signs(self._leaf_key, number * SKETCH, SKETCH)
+        if number >= _LEAVES_AHEAD:
+            return _signs(self._leaf_key, number * SKETCH, SKETCH)
+        signs: NDArray[np.float64] = self._ahead[number]
+        return signs
 
 
 def estimate_dot(left: NDArray[Any], right: NDArray[Any], left_l2: float, right_l2: float) -> Estimate:
@@ -57,4 +58,5 @@ def estimate_dot(left: NDArray[Any], right: NDArray[Any], left_l2: float, right_
 
 
 def _signs(key: int, start: int, count: int) -> NDArray[np.float64]:
-    return np.where(uniform16(key, start, count) & 1, 1.0, -1.0)
+    signs: NDArray[np.float64] = np.where(uniform16(key, start, count) & 1, 1.0, -1.0)
+    return signs

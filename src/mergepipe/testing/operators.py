@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergepipe.core.arrays import Array, Namespace, Scratch
-from mergepipe.core.random import keep_mask
+from mergepipe.core.random import keep_mask, ranked_keep_mask
 from mergepipe.operators.contract import (
     AccessClass,
     Delta,
+    Grain,
     Norms,
     Number,
     Operator,
@@ -31,7 +32,23 @@ from mergepipe.operators.contract import (
     Tile,
     Values,
 )
-from mergepipe.stats.contract import Fact, MaskedL1Need, Need, TrimNeed
+from mergepipe.stats.contract import (
+    BandL1Need,
+    Fact,
+    GramNeed,
+    GroupFact,
+    GroupNeed,
+    ImportanceNeed,
+    MaskedL1Need,
+    Need,
+    OverlapNeed,
+    RankedMaskL1Need,
+    RankNeed,
+    TrimmedL1Need,
+    TrimNeed,
+    VarianceMaskNeed,
+    VectorGramNeed,
+)
 
 Floats = NDArray[np.floating[Any]]
 
@@ -45,40 +62,75 @@ class Example:
     reference: Mapping[str, Number | str] | None = None
 
 
-def spec_of(operator: Operator, example: Example, elements: int, seed: int = 0, wide: bool = False) -> TensorSpec:
-    """The tensor spec of an example, completed with the operator's defaults."""
+def spec_of(
+    operator: Operator, example: Example, elements: int, seed: int = 0, wide: bool = False, shape: tuple[int, ...] = ()
+) -> TensorSpec:
+    """The tensor spec of an example, completed with the operator's defaults; `shape` () is one dimension."""
     of_merge = [parameter for parameter in operator.parameters if not parameter.per_model]
     of_model = [parameter for parameter in operator.parameters if parameter.per_model]
     return TensorSpec(
         name="layer.weight",
         elements=elements,
-        row=1,
+        row=shape[-1] if len(shape) > 1 else 1,
         seed=seed,
         parameters=_complete(of_merge, example.merge),
         terms=tuple(TermSpec(n, _complete(of_model, term)) for n, term in enumerate(example.terms)),
         reference=None if example.reference is None else _complete(of_model, example.reference),
         wide=wide,
+        shape=shape or (elements,),
     )
 
 
 def fact_of(need: Need, delta: Floats) -> Fact:
     """The fact that answers `need` for a whole delta, computed the plain way."""
     sizes = np.abs(delta.astype(np.float64))
-    if isinstance(need, TrimNeed):
-        last = np.argsort(-sizes, kind="stable")[max(1, int(need.density * delta.size)) - 1]
+    order = np.argsort(-sizes, kind="stable")
+    if isinstance(need, TrimNeed | RankNeed):
+        count = need.count if isinstance(need, RankNeed) else max(1, int(need.density * delta.size))
+        last = order[count - 1]
         return {"threshold": float(sizes[last]), "cut": int(last)}
+    if isinstance(need, TrimmedL1Need):
+        return {"l1": math.fsum(sizes), "kept_l1": math.fsum(sizes[order[: max(1, int(need.density * delta.size))]])}
+    if isinstance(need, BandL1Need):
+        band = order[need.skipped : need.skipped + need.kept]
+        return {"l1": math.fsum(sizes), "kept_l1": math.fsum(sizes[band])}
     if isinstance(need, MaskedL1Need):
         kept = keep_mask(need.key, 0, delta.size, need.density)
+        return {"l1": math.fsum(sizes), "masked_l1": math.fsum(sizes[kept])}
+    if isinstance(need, RankedMaskL1Need):
+        kept = ranked_keep_mask(need.key, 0, np.abs(delta), need.row, need.density, need.epsilon)
         return {"l1": math.fsum(sizes), "masked_l1": math.fsum(sizes[kept])}
     raise TypeError(f"no plain computation for {need!r}")
 
 
-def resolve(operator: Operator, spec: TensorSpec, deltas: Sequence[Floats]) -> Any:
-    """The operator's coefficients for these deltas."""
+def group_fact_of(need: GroupNeed, spec: TensorSpec, base: Floats, deltas: Sequence[Floats]) -> GroupFact:
+    """The fact that answers `need` for a whole tensor, computed the plain way."""
+    if isinstance(need, GramNeed):
+        return {"gram": _gram([base, *deltas])}
+    if isinstance(need, VectorGramNeed):
+        along = [np.moveaxis(each.reshape(spec.shape), need.axis, -1) for each in (base, *deltas)]
+        vectors = zip(*(each.reshape(-1, each.shape[-1]) for each in along), strict=True)
+        return {"gram": [entry for rows in vectors for entry in _gram(rows)]}
+    if isinstance(need, VarianceMaskNeed):
+        return _variance_mask(need.topk, deltas)
+    if isinstance(need, OverlapNeed):
+        active = np.stack([np.abs(delta) > need.epsilon for delta in deltas])
+        count = active.sum(axis=0)
+        shared, unique = (active & (count > 1)).sum(axis=1), (active & (count == 1)).sum(axis=1)
+        return {"shared": shared.tolist(), "unique": unique.tolist()}
+    if isinstance(need, ImportanceNeed):
+        return _importance(need.row, base, deltas[0])
+    raise TypeError(f"no plain computation for {need!r}")
+
+
+def resolve(operator: Operator, spec: TensorSpec, deltas: Sequence[Floats], base: Floats | None = None) -> Any:
+    """The operator's coefficients for these deltas; `base` may be left out where no need concerns it."""
     wanted = operator.needs(spec)
     assert len(wanted) == len(spec.terms), "needs() must have one entry for each term"
     facts = [[fact_of(need, delta) for need in needs] for needs, delta in zip(wanted, deltas, strict=True)]
-    return operator.resolve(spec, facts)
+    origin = np.zeros(spec.elements) if base is None else base
+    group = [group_fact_of(need, spec, origin, deltas) for need in operator.group_needs(spec)]
+    return operator.resolve(spec, facts, group)
 
 
 def combine(
@@ -133,16 +185,18 @@ class CountingScratch(Scratch):
 
 
 class OperatorContract:
-    """What holds for every operator of element grain.
+    """What holds for every operator.
 
     A subclass names the operator and a few recipes (of two to four terms: every subset of them is read);
-    `namespaces` are the array libraries to try.
+    `namespaces` are the array libraries to try. Tiles are cut anywhere for element grain, between rows of
+    `shape` for row grain.
     """
 
     operator: ClassVar[Operator]
     recipes: ClassVar[tuple[Example, ...]]
     namespaces: ClassVar[tuple[Namespace, ...]] = (np,)
     elements: ClassVar[int] = 1_037
+    shape: ClassVar[tuple[int, ...]] = (17, 61)
 
     def test_declares_itself(self) -> None:
         """Names, variants and parameters are well-formed, so that recipes and registries can rely on them."""
@@ -184,17 +238,18 @@ class OperatorContract:
         for case in self._cases():
             whole = self._merged(case, case.all_read)
             for cuts in ((1,), (16, 17, 64), (5, 500, 501, 1_000), tuple(range(97, self.elements, 97))):
-                inside = [cut for cut in cuts if cut < self.elements]
+                inside = self._between_tiles(cuts)
                 parts = combine(self.operator, case.coefficients, case.base, case.deltas, case.all_read, inside)
                 assert np.array_equal(bits(whole), bits(parts))
 
     def test_array_libraries_agree(self) -> None:
         """Every array library gives numpy's bits."""
+        cuts = self._between_tiles([300])
         for case in self._cases():
             for read in case.reads():
                 expected = self._merged(case, read)
                 for xp in self.namespaces:
-                    found = combine(self.operator, case.coefficients, case.base, case.deltas, read, (300,), xp)
+                    found = combine(self.operator, case.coefficients, case.base, case.deltas, read, cuts, xp)
                     assert np.array_equal(bits(expected), bits(found))
 
     def test_unread_is_zero(self) -> None:
@@ -232,10 +287,11 @@ class OperatorContract:
         for case in self._cases():
             full = self._merged(case, case.all_read).astype(np.float64)
             norms = _block_norms(case.deltas, self._edges)
-            most = self.operator.bound(case.coefficients, norms, np.zeros(norms.shape, np.bool_))
+            sizes = np.diff(self._edges)
+            most = self.operator.bound(case.coefficients, norms, np.zeros(norms.shape, np.bool_), sizes)
             for read in case.reads():
                 reads = np.repeat(np.asarray(read, np.bool_)[:, None], norms.shape[1], axis=1)
-                bound = self.operator.bound(case.coefficients, norms, reads)
+                bound = self.operator.bound(case.coefficients, norms, reads, sizes)
                 if isinstance(bound, str):
                     assert bound
                     continue
@@ -256,7 +312,7 @@ class OperatorContract:
             norms[:, 0] = 0.0
             reads = np.ones(norms.shape, np.bool_)
             reads[:, 0] = False
-            bound = self.operator.bound(case.coefficients, norms, reads)
+            bound = self.operator.bound(case.coefficients, norms, reads, np.diff(self._edges))
             assert not isinstance(bound, str)
             assert bound.shape == (norms.shape[1],)
             assert not bound.any()
@@ -286,6 +342,11 @@ class OperatorContract:
             assert np.isfinite(merged).all()
             assert not np.array_equal(merged, merged.astype(np.float32).astype(np.float64))
 
+    def _between_tiles(self, cuts: Sequence[int]) -> list[int]:
+        """Where tiles of this operator may end, near `cuts`."""
+        row = self.shape[-1] if self.operator.grain is Grain.ROW else 1
+        return sorted({cut - cut % row for cut in cuts if row <= cut < self.elements})
+
     @property
     def _edges(self) -> list[int]:
         return [0, self.elements // 3, self.elements // 2, self.elements]
@@ -294,9 +355,9 @@ class OperatorContract:
         assert self.recipes, "give the contract at least one recipe"
         for number, example in enumerate(self.recipes):
             generator = np.random.default_rng(number)
-            spec = spec_of(self.operator, example, self.elements, seed=number, wide=wide)
+            spec = spec_of(self.operator, example, self.elements, seed=number, wide=wide, shape=self.shape)
             base, deltas = tensors(generator, self.elements, len(spec.terms), np.float64 if wide else np.float32)
-            yield _Case(base, deltas, resolve(self.operator, spec, deltas))
+            yield _Case(base, deltas, resolve(self.operator, spec, deltas, base))
 
     def _merged(self, case: _Case, read: Sequence[bool]) -> Floats:
         return combine(self.operator, case.coefficients, case.base, case.deltas, read)
@@ -375,9 +436,49 @@ def _block_norms(rows: Sequence[Floats], edges: Sequence[int]) -> Norms:
     return norms
 
 
+def _variance_mask(topk: float, deltas: Sequence[Floats]) -> GroupFact:
+    mean = deltas[0]
+    for delta in deltas[1:]:
+        mean = mean + delta
+    mean = mean / len(deltas)
+    variance = (deltas[0] - mean) ** 2
+    for delta in deltas[1:]:
+        variance = variance + (delta - mean) ** 2
+    variance = variance / len(deltas)
+    size = mean.size
+    kept = size if topk >= 1.0 else int(topk * np.count_nonzero(variance))
+    chosen = np.argsort(-variance, kind="stable")[:kept]
+    if topk >= 1.0:
+        threshold, cut = 0.0, size - 1
+    else:
+        threshold, cut = (float(variance[chosen[-1]]), int(chosen[-1])) if kept else (0.0, -1)
+    squares = [math.fsum(delta.astype(np.float64)[chosen] ** 2) / size for delta in deltas]
+    return {"threshold": threshold, "cut": cut, "kept": kept, "mean_squares": squares}
+
+
+def _importance(row: int, base: Floats, delta: Floats) -> GroupFact:
+    before = _softmax(base.astype(np.float64).reshape(-1, row)) + 1e-8
+    after = _softmax((base.astype(np.float64) + delta).reshape(-1, row)) + 1e-8
+    divergence = (after * np.log(after / before)).sum(axis=1)
+    importance = np.sort(np.abs(delta) * np.repeat(divergence.astype(delta.dtype), row))
+    low, median, high = (float(importance[int(share * (delta.size - 1))]) for share in (0.25, 0.5, 0.75))
+    return {"threshold": median + 1.5 * (high - low), "divergence": divergence.tolist()}
+
+
+def _softmax(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    raised = np.exp(rows - rows.max(axis=1, keepdims=True))
+    shares: NDArray[np.float64] = raised / raised.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _gram(rows: Sequence[Floats]) -> list[float]:
+    wide = [row.astype(np.float64) for row in rows]
+    return [math.fsum(left * right) for left in wide for right in wide]
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     if is_dataclass(value) and not isinstance(value, type):
         return all(_is_plain(getattr(value, each.name)) for each in fields(value))
-    return value is None or isinstance(value, bool | int | float | str)
+    return value is None or isinstance(value, bool | int | float | str | bytes)

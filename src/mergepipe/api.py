@@ -36,15 +36,16 @@ from mergepipe.index.model import Knowledge
 from mergepipe.index.storage import Shelf, default_shelf
 from mergepipe.manifest.encode import MANIFEST_NAME, decode
 from mergepipe.manifest.model import FileRecord, Identity, InputRecord, Manifest, Receipt, Run
-from mergepipe.operators.contract import Operator
+from mergepipe.operators.contract import Grain, Operator
 from mergepipe.operators.registry import operator as find_operator
 from mergepipe.plan.access import AccessPlan, choose, wanted_facts
-from mergepipe.plan.bind import Roles, assign_roles, bind
+from mergepipe.plan.bind import bind
 from mergepipe.plan.budget import Budget, parse_budget
+from mergepipe.plan.compose import Composition, compose, compose_models, input_models
 from mergepipe.plan.cost import full_bytes, largest_block, output_bytes
 from mergepipe.plan.encode import decode_plan, encode_plan, plan_from
 from mergepipe.plan.explain import explain_plan
-from mergepipe.plan.family import Family, FamilyRules, MissingRule, VocabularyRule, align, require_aligned
+from mergepipe.plan.family import FamilyRules, MissingRule, VocabularyRule, align
 from mergepipe.plan.logical import LogicalPlan
 from mergepipe.plan.pairs import index_pairs
 from mergepipe.plan.schedule import Limits, Schedule, lay_out
@@ -57,7 +58,7 @@ from mergepipe.publish.space import require_space
 from mergepipe.publish.staging import Staging, open_staging
 from mergepipe.publish.verify import VerifyReport
 from mergepipe.publish.verify import verify as verify_files
-from mergepipe.recipe.model import ModelRef, Recipe
+from mergepipe.recipe.model import Recipe
 from mergepipe.recipe.parse import load_recipe, resolve_path
 from mergepipe.report.model import Seconds, merge_result, plan_result, reads_of
 from mergepipe.report.text import bound_line
@@ -133,14 +134,13 @@ class Prepared:
     """A recipe bound to opened models; nothing but headers has been read."""
 
     recipe: Recipe
-    roles: Roles
     operator: Operator
-    family: Family
+    composition: Composition
     meter: Meter
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        return (self.family.base, *self.family.experts)
+        return self.composition.models
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +162,9 @@ class Planned:
         return plan_result(self.plan, self.schedule.expert_bytes, self.index_bytes, self.seconds)
 
 
-def check(config: Path, rules: FamilyRules = FamilyRules()) -> Family:
-    """Open a recipe's models and align them. Reads headers and configs only; see `Family.findings`."""
-    return _prepare(config, rules).family
+def check(config: Path, rules: FamilyRules = FamilyRules()) -> Composition:
+    """Open a recipe's models and align them. Reads headers and configs only; see `Composition.findings`."""
+    return _prepare(config, rules).composition
 
 
 def plan(
@@ -176,7 +176,7 @@ def plan(
 ) -> Planned:
     """Decide which expert blocks to read. Builds or reuses the index where the budget or method needs it."""
     prepared = _prepare(config, options.rules)
-    require_aligned(prepared.family)
+    prepared.composition.require_aligned()
     started = perf_counter()
     logical = _bind(prepared, options, observer)
     budget = parse_budget(options.budget, full_bytes(logical), largest_block(logical, options.block_bytes))
@@ -191,6 +191,7 @@ def plan(
         options.policy,
         options.block_bytes,
         options.allow_nonfinite,
+        knowledge.group_facts,
     )
     schedule = _lay_out(access, prepared.operator, prepared.checkpoints, limits)
     return Planned(
@@ -286,8 +287,8 @@ def build_index(
     opened = [open_checkpoint(ref, meter) for ref in (base, *experts)]
     for checkpoint in opened:
         refuse_quantised(checkpoint)
-    family = align(opened[0], opened[1:], options.rules)
-    return _index_family(family, meter, options, index, limits, observer)
+    composition = compose_models(align(opened[0], opened[1:], options.rules), {}, None, [{} for _ in experts])
+    return _index(composition, meter, options, index, limits, observer)
 
 
 def build_index_of(
@@ -299,7 +300,7 @@ def build_index_of(
 ) -> Knowledge:
     """Index the models of a recipe."""
     prepared = _prepare(config, options.rules)
-    return _index_family(prepared.family, prepared.meter, options, index, limits, observer)
+    return _index(prepared.composition, prepared.meter, options, index, limits, observer)
 
 
 def measured_sweep(
@@ -358,22 +359,20 @@ def bound_object(access: AccessPlan) -> Mapping[str, Any]:
 def _prepare(config: Path, rules: FamilyRules) -> Prepared:
     recipe = load_recipe(config)
     operator = find_operator(recipe.method, recipe.variant)
-    roles = assign_roles(recipe, operator)
     meter = Meter()
-    folder = config.parent
-    base = open_checkpoint(resolve_path(ModelRef(roles.base), folder).path, meter)
-    experts = [open_checkpoint(resolve_path(entry.model, folder).path, meter) for entry in roles.experts]
-    for checkpoint in (base, *experts):
-        refuse_quantised(checkpoint)
-    return Prepared(recipe, roles, operator, align(base, experts, rules), meter)
+    models = [open_checkpoint(resolve_path(ref, config.parent).path, meter) for ref in input_models(recipe, operator)]
+    for model in models:
+        refuse_quantised(model)
+    return Prepared(recipe, operator, compose(recipe, operator, models, rules), meter)
 
 
 def _bind(prepared: Prepared, options: PlanOptions, observer: Observer) -> LogicalPlan:
     recipe = prepared.recipe
     seed = options.seed if options.seed is not None else (recipe.seed or 0)
-    logical = bind(recipe, prepared.roles, prepared.family, prepared.operator, seed, options.shard_bytes)
-    copied = [aligned.base.name for aligned in prepared.family.tensors if aligned.copied]
-    remarks = differing_buffers(prepared.family.base, prepared.family.experts, copied, prepared.meter)
+    logical = bind(recipe, prepared.composition, prepared.operator, seed, options.shard_bytes)
+    base, *experts = prepared.checkpoints
+    copied = [tensor.base for tensor in logical.tensors if tensor.copied and tensor.base_input == 0]
+    remarks = differing_buffers(base, experts, copied, prepared.meter)
     logical = replace(logical, notes=(*recipe.notes, *logical.notes, *remarks))
     for note in logical.notes:
         observer.note(note)
@@ -393,10 +392,10 @@ def _know(
     wanted = wanted_facts(logical, prepared.operator)
     if not capped and not wanted:
         return Knowledge()
-    pairs = index_pairs(prepared.family, options.block_bytes)
+    pairs = index_pairs(prepared.composition, options.block_bytes)
     cost = cost_to_ensure(pairs, wanted, capped, index.shelf, limits.memory, limits.workers)
     if cost:
-        full = full_bytes(logical) + sum(len(t.extent) for t in prepared.family.base.tensors.values())
+        full = full_bytes(logical) + sum(len(t.extent) for t in prepared.checkpoints[0].tensors.values())
         observer.note(
             f"{'no index of these models yet' if capped else 'facts of whole tensors are needed'}: "
             f"reading {format_bytes(cost)} (INDEX) first; the full-read merge itself reads {format_bytes(full)}"
@@ -414,16 +413,22 @@ def _know(
     )
 
 
-def _index_family(
-    family: Family, meter: Meter, options: PlanOptions, index: IndexOptions, limits: Limits, observer: Observer
+def _index(
+    composition: Composition,
+    meter: Meter,
+    options: PlanOptions,
+    index: IndexOptions,
+    limits: Limits,
+    observer: Observer,
 ) -> Knowledge:
-    require_aligned(family)
-    pairs = index_pairs(family, options.block_bytes)
+    composition.require_aligned()
+    pairs = index_pairs(composition, options.block_bytes)
     return ensure(pairs, [], True, index.shelf, meter, limits.memory, limits.workers, observer.progress, index.reads)
 
 
 def _lay_out(access: AccessPlan, operator: Operator, checkpoints: Sequence[Checkpoint], limits: Limits) -> Schedule:
-    return lay_out(access, checkpoints, limits, limits.workers * workspace_bytes(operator, access))
+    scratch = limits.workers * workspace_bytes(operator, access)
+    return lay_out(access, checkpoints, limits, scratch, operator.grain is Grain.ROW)
 
 
 def _reopen(access: AccessPlan, recipe: str, limits: Limits) -> Planned:
@@ -593,7 +598,7 @@ def _write_sidecars(planned: Planned, staging: Staging, receipts: Sequence[Recei
     floats = {t.out_dtype for t in logical.tensors if dtype(t.dtype).is_float and t.experts}
     texts: dict[str, bytes] = {}
     if base.config:
-        config = output_config(base.config, floats.pop() if len(floats) == 1 else None)
+        config = output_config(base.config, floats.pop() if len(floats) == 1 else None, logical.config)
         texts["config.json"] = config_text(config).encode()
     if len(receipts) > 1:
         weight_map = {logical.tensors[n].name: file.name for file in logical.files for n in file.tensors}

@@ -29,8 +29,7 @@ class MemoryLimitTooSmall(UsageError):
     def __init__(self, what: str, needed: int, limit: int) -> None:
         self.what, self.needed, self.limit = what, needed, limit
         super().__init__(
-            f"{what} needs {needed:,} bytes of buffers, the limit is {limit:,}: "
-            f"raise --memory to at least {needed:,}"
+            f"{what} needs {needed:,} bytes of buffers, the limit is {limit:,}: raise --memory to at least {needed:,}"
         )
 
 
@@ -88,9 +87,7 @@ class BudgetExceeded(MergePipeError):
 
     def __init__(self, needed: int, left: int, what: str) -> None:
         self.needed, self.left, self.what = needed, left, what
-        super().__init__(
-            f"refused to read {needed:,} bytes of {what}: {left:,} bytes of the budget are left"
-        )
+        super().__init__(f"refused to read {needed:,} bytes of {what}: {left:,} bytes of the budget are left")
 
 
 class OutputError(MergePipeError):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from mergepipe.core.random import keep_mask, mask_key, uniform16
+from mergepipe.core.random import keep_mask, mask_key, ranked_keep_mask, uniform16
 
 KEY = mask_key(0, "dare", 0, "model.embed_tokens.weight")
 PINNED_KEY = 0x55995D854230D077D11C9532968B6CB
@@ -95,3 +97,58 @@ def test_masks_keep_their_share(probability: float) -> None:
 
 
 WHOLE = uniform16(KEY, 0, 5300)
+
+
+def ranked_the_plain_way(
+    key: int, start: int, magnitudes: NDArray[np.floating[Any]], row: int, density: float, epsilon: float
+) -> list[bool]:
+    """Entry by entry: its rank in its row, the probability of that rank, its draw."""
+    draws = uniform16(key, start, magnitudes.size).tolist()
+    kept = []
+    for place, magnitude in enumerate(magnitudes.tolist()):
+        own = place - place % row
+        others = magnitudes[own : own + row].tolist()
+        rank = sum(other < magnitude or (other == magnitude and own + n < place) for n, other in enumerate(others))
+        probability = density - epsilon + 2 * epsilon * (rank / (row - 1)) if row > 1 else density
+        kept.append(draws[place] < round(probability * 65536))
+    return kept
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@given(
+    st.integers(0, 9),
+    st.sampled_from([(1, 5), (4, 3), (7, 1), (16, 4), (33, 2)]),
+    st.sampled_from([(0.5, 0.0), (0.5, 0.49), (0.3, 0.2), (0.999999, 0.0000001)]),
+    st.integers(0, 2**32 - 1),
+)
+def test_ranked_masks_keep_by_rank(
+    kind: type[np.floating[Any]], start: int, rows: tuple[int, int], share: tuple[float, float], seed: int
+) -> None:
+    """Each entry is kept by the probability of its rank in its row, the earlier of two equal ones ranked lower."""
+    row, count = rows
+    sizes = np.array([0.0, 1e-40, 0.5, 1.0, 3.0], kind)
+    magnitudes = sizes[np.random.default_rng(seed).integers(0, sizes.size, row * count)]
+    found = ranked_keep_mask(KEY, start * row, magnitudes, row, *share)
+    assert found.tolist() == ranked_the_plain_way(KEY, start * row, magnitudes, row, *share)
+
+
+@pytest.mark.parametrize("row", [1_000, 70_000])
+def test_ranked_masks_belong_to_positions(row: int) -> None:
+    """Rows taken together or one by one, more of them than are ranked at a time, have the same mask."""
+    magnitudes = np.random.default_rng(3).random(140_000, np.float32)
+    whole = ranked_keep_mask(KEY, 0, magnitudes, row, 0.5, 0.3)
+    parts = [ranked_keep_mask(KEY, at, magnitudes[at : at + row], row, 0.5, 0.3) for at in range(0, 140_000, row)]
+    assert np.array_equal(whole, np.concatenate(parts))
+    assert 0.45 < whole.mean() < 0.55
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_ranked_masks_rank_nan_highest(kind: type[np.floating[Any]]) -> None:
+    """What is no number is ranked above all numbers in every dtype, so that masks exist for any input."""
+    expected = ranked_keep_mask(KEY, 0, np.array([9.0, 1.0, 5.0, 0.0], kind), 4, 0.5, 0.49)
+    assert np.array_equal(ranked_keep_mask(KEY, 0, np.array([np.nan, 1.0, np.inf, 0.0], kind), 4, 0.5, 0.49), expected)
+
+
+def test_no_elements_have_no_ranked_mask() -> None:
+    """An empty tensor is no error."""
+    assert ranked_keep_mask(KEY, 0, np.empty(0, np.float32), 4, 0.5, 0.1).size == 0

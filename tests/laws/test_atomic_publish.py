@@ -76,7 +76,7 @@ def test_an_existing_out_is_left_alone(world: World) -> None:
 
 def test_a_users_own_folder_is_never_replaced(world: World) -> None:
     """--overwrite does not reach folders that hold no manifest, nor the inputs."""
-    recipe = world.recipe("linear")
+    recipe = world.recipe("ties")
     own = world.fresh()
     own.mkdir()
     (own / "thesis.txt").write_text("years of work")

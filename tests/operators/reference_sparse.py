@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -48,14 +47,3 @@ def della_mask(
             probability = density - epsilon + 2 * epsilon * (rank / (row - 1)) if row > 1 else density
             mask[place] = draws[place] < round(probability * 65536)
     return mask
-
-
-def kept(delta: Floats, mask: NDArray[np.bool_], rescale: bool) -> Floats:
-    """`δ∘m`, rescaled to the L1 norm of `δ`."""
-    factor = delta.dtype.type(reference.l1_factor(delta, mask) if rescale else 1.0)
-    return np.where(mask, delta * factor, delta.dtype.type(0))
-
-
-def l1(values: Floats) -> float:
-    """`‖·‖₁`."""
-    return math.fsum(abs(float(value)) for value in values)

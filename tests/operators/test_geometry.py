@@ -13,8 +13,13 @@ from mergepipe.errors import FormatError, RecipeError
 from mergepipe.operators.contract import Tile
 from mergepipe.operators.geometry import Column, VectorCombination, arc, gram_of, models, vector_combination
 from mergepipe.operators.karcher import OPERATORS as KARCHER
+from mergepipe.operators.model_stock import OPERATORS as MODEL_STOCK
+from mergepipe.operators.multislerp import OPERATORS as MULTISLERP
+from mergepipe.operators.nuslerp import OPERATORS as NUSLERP
+from mergepipe.operators.slerp import OPERATORS as SLERP
 from mergepipe.stats.contract import VectorGramNeed
 from mergepipe.testing.operators import Example, group_fact_of, spec_of
+from tests.operators.geometry_problems import merge
 from tests.operators.problems import Floats
 
 SPEC = spec_of(KARCHER[0], Example({}, ({},), {}), 12, shape=(3, 4))
@@ -101,6 +106,31 @@ def test_plain_facts_by_vector(axis: int) -> None:
     gram = gram_of(SPEC, fact, axis)
     assert np.allclose(gram[0][1], np.sum(base * delta, axis=axis))
     assert np.allclose(gram[1][1], np.sum(delta * delta, axis=axis))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (0,), (0, 4), (4, 0), (3, 1), (1, 3)])
+@pytest.mark.parametrize("example", range(7))
+def test_smallest_tensors(example: int, shape: tuple[int, ...]) -> None:
+    """Scalars, empty tensors and matrices of one row or column merge to finite values; equal models to themselves."""
+    two = ({"weight": 0.3}, {"weight": 0.5})
+    operator, case = [
+        (SLERP[0], Example({"t": 0.3}, ({},))),
+        (NUSLERP[0], Example({}, two)),
+        (NUSLERP[0], Example({"nuslerp_flatten": False}, two)),
+        (NUSLERP[0], Example({"nuslerp_flatten": False, "nuslerp_row_wise": True}, two[1:], two[0])),
+        (MULTISLERP[0], Example({}, two)),
+        (KARCHER[0], Example({}, ({}, {}))),
+        (MODEL_STOCK[0], Example({"filter_wise": True}, ({}, {}))),
+    ][example]
+    elements = math.prod(shape)
+    base = np.linspace(1.0, 2.0, elements)
+    for delta in (np.zeros(elements), np.linspace(-1.0, 3.0, elements)):
+        deltas: list[Floats] = [delta * (n + 1) for n in range(len(case.terms))]
+        merged = merge(operator, case, base, deltas, shape)
+        assert merged.shape == base.shape
+        assert np.isfinite(merged).all()
+        if not delta.any():
+            assert np.allclose(merged, base, rtol=1e-15, atol=0)
 
 
 def _gram(base: Floats, delta: Floats) -> list[list[Column]]:

@@ -41,10 +41,12 @@ def test_is_the_formula(problem: Problem, normalize: bool, own: float | None, we
     given_weights = [*([] if own is None else [own]), *(term["weight"] for term in terms)]
     total = math.fsum(given_weights)
     assume(not normalize or len(given_weights) == 1 or abs(total) > 1e-3)
-    if normalize:
+    if normalize and len(given_weights) > 1:
         given_weights = [weight / total for weight in given_weights]
     base, deltas = reference.exact(problem.base), [reference.exact(delta) for delta in problem.deltas]
     points = deltas if own is None else [base, *(base + delta for delta in deltas)]
+    # Beside models of usual size, the factor of one as small as float32's smallest numbers is beyond float32.
+    assume(all(not 0 < reference.norm(point) < 1e-30 for point in points))
     units = [point / (reference.norm(point) or 1) for point in points]
     mean = reference.norm(np.sum([weight * unit for weight, unit in zip(given_weights, units, strict=True)], axis=0))
     # Nearly cancelled directions depend on the inputs' last bits.

@@ -19,7 +19,7 @@ SCALES = st.sampled_from([1.0, 0.0, -1.0, 0.5, 0.3]) | st.floats(-3, 3)
 class TestPassthrough(OperatorContract):
     operator = PASSTHROUGH
     namespaces = NAMESPACES
-    recipes = tuple(Example({}, ({"scale": scale},)) for scale in (1.0, 0.3, -2.0)) + (Example({}, ({},)),)
+    recipes = (Example({}, ({},)), *(Example({}, ({"scale": scale},)) for scale in (1.0, 0.3, -2.0)))
 
 
 @given(problems(most_terms=1), SCALES)

@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergepipe.errors import RecipeError
 from mergepipe.operators.ties import OPERATORS
-from mergepipe.stats.contract import TrimNeed
+from mergepipe.stats.contract import TrimmedL1Need, TrimNeed
 from mergepipe.testing.operators import Example, OperatorContract, combine, resolve, spec_of
-from tests.operators import reference
+from tests.operators import reference, reference_sparse
 from tests.operators.problems import (
     DENSITIES,
     LAMBDAS,
@@ -18,6 +17,7 @@ from tests.operators.problems import (
     WEIGHTS,
     Floats,
     Problem,
+    Sparsify,
     assert_bits,
     assert_bounded,
     problems,
@@ -33,35 +33,56 @@ class TestTies(OperatorContract):
         Example({}, tuple({"weight": weight, "density": 0.5} for weight in (0.5, 0.3, 0.2))),
         Example({"lambda": 0.6}, ({"weight": 1.0, "density": 0.3}, {"weight": 1.0}, {"weight": 0.0, "density": 0.5})),
         Example({"normalize": False}, ({"weight": -0.4, "density": 0.7}, {"weight": 0.8, "density": 0.1})),
+        Example({"rescale": True}, ({"weight": 0.4, "density": 0.7}, {"weight": 0.8, "density": 0.1})),
         Example({"int8_mask": True}, ({"weight": -0.5, "density": 0.2}, {"weight": -0.7, "density": 0.0})),
         Example({}, ({"weight": 1.0, "density": 0.4}, {"weight": -0.5, "density": 0.4}, {"weight": 0.5})),
     )
 
 
-def example_of(weights: list[float], densities: list[float], normalize: bool, scale: float) -> Example:
+def example_of(weights: list[float], densities: list[float], rescale: bool, normalize: bool, scale: float) -> Example:
     """A ties merge with these parameters."""
     terms = tuple({"weight": w, "density": p} for w, p in zip(weights, densities, strict=True))
-    return Example({"normalize": normalize, "lambda": scale}, terms)
+    return Example({"rescale": rescale, "normalize": normalize, "lambda": scale}, terms)
 
 
-@given(problems(), st.booleans(), LAMBDAS, WEIGHTS, DENSITIES)
+def sparsify_of(problem: Problem, densities: list[float], rescale: bool) -> Sparsify:
+    """Trimming, rescaled by the whole delta's factor whatever is read of it."""
+
+    def sparsify(term: int, delta: Floats) -> Floats:
+        density, whole = densities[term], problem.deltas[term]
+        if not 0 < density < 1:
+            return reference.trimmed(delta, density)
+        mask = reference_sparse.trimmed_mask(whole, density)
+        factor = reference.l1_factor(whole, mask) if rescale else 1.0
+        return np.where(mask, delta * delta.dtype.type(factor), delta.dtype.type(0))
+
+    return sparsify
+
+
+@given(problems(), st.booleans(), st.booleans(), LAMBDAS, WEIGHTS, DENSITIES)
 def test_bits_of_the_formula(
-    problem: Problem, normalize: bool, scale: float, weights: list[float], densities: list[float]
+    problem: Problem, rescale: bool, normalize: bool, scale: float, weights: list[float], densities: list[float]
 ) -> None:
     """Any weights, densities, sizes, reads and tiles give the bits of the whole-tensor formula."""
     count = len(problem.deltas)
     assert_bits(
         TIES,
-        example_of(weights[:count], densities[:count], normalize, scale),
+        example_of(weights[:count], densities[:count], rescale, normalize, scale),
         problem,
-        lambda term, delta: reference.trimmed(delta, densities[term]),
+        sparsify_of(problem, densities, rescale),
         lambda base, deltas: reference.elected(base, deltas, weights[:count], normalize, scale),
     )
 
 
-@given(problems(), st.booleans(), LAMBDAS, WEIGHTS, POSITIVE, DENSITIES)
+@given(problems(), st.booleans(), st.booleans(), LAMBDAS, WEIGHTS, POSITIVE, DENSITIES)
 def test_errors_within_the_bound(
-    problem: Problem, normalize: bool, scale: float, mixed: list[float], positive: list[float], densities: list[float]
+    problem: Problem,
+    rescale: bool,
+    normalize: bool,
+    scale: float,
+    mixed: list[float],
+    positive: list[float],
+    densities: list[float],
 ) -> None:
     """The bound holds for any reads: for weights of one sign under normalize, for all weights without."""
     count = len(problem.deltas)
@@ -70,8 +91,8 @@ def test_errors_within_the_bound(
     def formula(base: Floats, deltas: list[Floats]) -> Floats:
         return reference.elected(base, deltas, weights, normalize, scale)
 
-    example = example_of(weights, densities[:count], normalize, scale)
-    assert_bounded(TIES, example, problem, lambda term, delta: reference.trimmed(delta, densities[term]), formula)
+    example = example_of(weights, densities[:count], rescale, normalize, scale)
+    assert_bounded(TIES, example, problem, sparsify_of(problem, densities, rescale), formula)
 
 
 def test_the_election_by_hand() -> None:
@@ -104,13 +125,19 @@ def test_facts_are_asked_for_only_where_they_count() -> None:
     assert TIES.needs(spec_of(TIES, Example({}, terms), 8)) == ((), (), (), (TrimNeed(0.5),))
 
 
-def test_rescale_is_refused() -> None:
-    """`rescale: true` would need a fact that is not there: refused by name before anything is read."""
-    spec = spec_of(TIES, Example({"rescale": True}, ({"weight": 1.0, "density": 0.5},)), 4)
-    with pytest.raises(RecipeError, match=r"rescale: true.*not supported"):
-        TIES.needs(spec)
-    untrimmed = spec_of(TIES, Example({"rescale": True}, ({"weight": 1.0},)), 4)
-    assert TIES.needs(untrimmed) == ((),)
+def test_rescale_restores_the_l1_norm() -> None:
+    """Under `rescale` the trimmed delta has the L1 norm of the whole one."""
+    delta = np.random.default_rng(1).standard_normal(5_000).astype(np.float32)
+    spec = spec_of(TIES, Example({"rescale": True}, ({"weight": 1.0, "density": 0.3},)), delta.size)
+    merged = combine(TIES, resolve(TIES, spec, [delta]), np.zeros_like(delta), [delta], [True])
+    assert np.count_nonzero(merged) == 1_500
+    assert np.abs(merged).sum() == pytest.approx(np.abs(delta).sum(), rel=1e-5)
+
+
+def test_rescale_asks_for_the_sums_of_what_is_trimmed() -> None:
+    """Sums are asked for beside the cut; nothing of a delta that is kept whole."""
+    spec = spec_of(TIES, Example({"rescale": True}, ({"weight": 1.0, "density": 0.5}, {"weight": 1.0})), 4)
+    assert TIES.needs(spec) == ((TrimNeed(0.5), TrimmedL1Need(0.5)), ())
 
 
 def test_no_bound_for_mixed_signs_under_normalize() -> None:

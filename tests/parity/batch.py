@@ -57,7 +57,7 @@ class Place:
         return "\n---\n".join(self.text(document, case.family, **more) for document in documents)
 
     def job(self, case: Case, out_dtype: str) -> Job:
-        """mergekit's run of a case."""
+        """What mergekit is to run for a case."""
         return Job(
             recipe=self.texts(case, out_dtype, case.peer_recipe or case.recipe),
             out=self.folder / "peer" / f"{case.name}-{out_dtype}",
@@ -66,7 +66,7 @@ class Place:
         )
 
     def probe_jobs(self, probe: Probe) -> dict[str, Job]:
-        """mergekit's runs of a probe, by label."""
+        """What mergekit is to run for a probe, by label."""
         return {
             label: Job(
                 recipe=self.text(recipe, probe.family),
@@ -82,14 +82,12 @@ class Place:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             shapes = {name: shape for name, (_, _, shape) in read_tensors(self.family(case.family) / "base").items()}
-            np.savez(
-                path,
-                **{
-                    f"{position}/{name}": uniform16(mask_key(SEED, case.masks, position, name), 0, int(np.prod(shape)))
-                    for position in range(4)
-                    for name, shape in shapes.items()
-                },
-            )
+            lanes: dict[str, Any] = {
+                f"{position}/{name}": uniform16(mask_key(SEED, case.masks, position, name), 0, int(np.prod(shape)))
+                for position in range(4)
+                for name, shape in shapes.items()
+            }
+            np.savez(path, **lanes)
         return path
 
     def ours(self, case: Case, out_dtype: str, folder: Path) -> Path:
@@ -105,6 +103,7 @@ class Place:
         return self.merged(config, out)
 
     def merged(self, config: Path, out: Path) -> Path:
+        """Merge a recipe file at full read, with this suite's seed and an index of its own; returns `out`."""
         api.merge(config, out, api.PlanOptions(seed=SEED), api.IndexOptions(out.parent / "index"))
         return out
 

@@ -23,11 +23,11 @@ _EXAMPLES = {
 
 def supported(case: Case) -> bool:
     """Whether the case's method is registered and everything it needs is there."""
-    return case.method in names() and all(_capable(need) for need in case.needs)
+    return case.method in names() and all(capable(need) for need in case.needs)
 
 
 @cache
-def _capable(need: str) -> bool:
+def capable(need: str) -> bool:
     """Whether planning an example is refused as something still to come; any other failure is a test's business."""
     example = _EXAMPLES[need]
     with tempfile.TemporaryDirectory() as folder:
@@ -37,5 +37,7 @@ def _capable(need: str) -> bool:
         try:
             api.plan(config, index=api.IndexOptions(place.folder / "index"))
         except UsageError as error:
-            return not any(words in str(error) for words in ("not supported", "supported yet", "cannot be computed yet"))
+            return not any(
+                words in str(error) for words in ("not supported", "supported yet", "cannot be computed yet")
+            )
     return True

@@ -306,6 +306,8 @@ METHODS: Final[Mapping[str, list[Case]]] = {
         "eps": _in("touched", with_base(weights(0.6, 0.4), eps=1e-3)),
         "far": _in("far", without_base(weights(0.6, 0.4, 0.2))),
         "far-base": _in("far", with_base(weights(0.6, 0.4, 0.2))),
+        "one": with_base(weights(0.6)),
+        "two-equal-the-base": _in("equal", with_base(weights(0.6, 0.4))),
         "filters": without_base(weights(BY_NAME, 0.3)),
         "gradient": _in("layers", without_base(weights(GRADIENT, 0.5, 0.7))),
         "mixed-dtypes": _in("mixed", without_base(weights(0.6, 0.4, 0.5))),
@@ -347,6 +349,7 @@ METHODS: Final[Mapping[str, list[Case]]] = {
             models({}, {}, {}), filter_wise=[{"filter": "mlp", "value": True}, {"value": False}]
         ),
         "far": _in("far", with_base(models({}, {}, {}))),
+        "opposed": _in("opposed", with_base(models({}, {}))),
         "far-filter-wise": _in("far", with_base(models({}, {}, {}), filter_wise=True)),
         "mixed-dtypes": _in("mixed", with_base(models({}, {}, {}))),
         "float64": _in("wide", with_base(models({}, {}, {})), rounding="float64"),

@@ -28,7 +28,8 @@ def ulp(magnitude: Floats, kind: str) -> Floats:
     """One unit in the last place of `kind` at these magnitudes."""
     bits, least = _FORMATS[kind]
     exponents = np.frexp(np.abs(magnitude.astype(np.float64)))[1] - 1
-    return np.ldexp(1.0, np.maximum(exponents, least) - bits)
+    unit: Floats = np.ldexp(1.0, np.maximum(exponents, least) - bits)
+    return unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ def ambiguous_row_ranks(magnitudes: Floats) -> Mask:
 
 def near(values: Floats, threshold: float, relative: float) -> Mask:
     """Elements so near a threshold that rounding decides on which side they are."""
-    return np.abs(values.ravel() - threshold) <= relative * abs(threshold)
+    close: Mask = np.abs(values.ravel() - threshold) <= relative * abs(threshold)
+    return close
 
 
 def drawn_elections(votes: list[Floats]) -> Mask:
@@ -122,4 +124,5 @@ def drawn_elections(votes: list[Floats]) -> Mask:
         return np.zeros(votes[0].size, np.bool_)
     wide = np.stack([vote.astype(np.float64).ravel() for vote in votes])
     total, cast = np.abs(wide.sum(axis=0)), np.abs(wide).sum(axis=0)
-    return (total <= len(votes) * 2.0**-23 * cast) & (cast > 0)
+    cancelled: Mask = (total <= len(votes) * 2.0**-23 * cast) & (cast > 0)
+    return cancelled

@@ -29,7 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="session")
 def theirs(request: pytest.FixtureRequest, place: Place) -> Callable[[str], Outcome]:
-    """mergekit's outcome by name: "CASE-OUT_DTYPE", or "PROBE-LABEL".
+    """Outcomes of mergekit by name: "CASE-OUT_DTYPE", or "PROBE-LABEL".
 
     The first worker to come runs the jobs of all selected tests as one batch; the others wait for it.
     """
@@ -56,7 +56,7 @@ def wanted_jobs(items: list[pytest.Item], place: Place) -> dict[str, Job]:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         case, probe = parameters.get("case"), parameters.get("probe")
         if isinstance(case, Case):
-            out_dtype = parameters["out_dtype"]
+            out_dtype = str(parameters["out_dtype"])
             jobs[f"{case.name}-{out_dtype}"] = place.job(case, out_dtype)
         if isinstance(probe, Probe):
             jobs |= {f"{probe.name}-{label}": job for label, job in place.probe_jobs(probe).items()}

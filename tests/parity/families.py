@@ -168,6 +168,70 @@ def opposed(folder: Path) -> None:
         write_model(folder / f"expert{number}", moved, "F32")
 
 
+def donors(folder: Path) -> None:
+    """Models whose config.json tells them apart: expert n allows 100 + n positions."""
+    plain()(folder)
+    for number in range(1, EXPERTS + 1):
+        path = folder / f"expert{number}" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 100 + number}))
+
+
+def coarse(folder: Path) -> None:
+    """Task vectors of ±32 everywhere: their L1 norms are beyond what float16 holds."""
+    base = {name: np.zeros_like(values) for name, values in llama(1).items()}
+    write_model(folder / "base", base, "F16")
+    for number in (1, 2):
+        moved = {name: np.asarray(np.copysign(32, values), np.float32) for name, values in llama(number + 1).items()}
+        write_model(folder / f"expert{number}", moved, "F16")
+
+
+def faint(folder: Path) -> None:
+    """Task vectors of about 1e-12 on a base of zeros: their L1 norms are below 1e-7."""
+    base = {name: np.zeros_like(values) for name, values in llama(1).items()}
+    write_model(folder / "base", base, "F32")
+    write_model(folder / "expert1", {name: values * np.float32(1e-12) for name, values in llama(2).items()}, "F32")
+
+
+def nonfinite(folder: Path) -> None:
+    """An expert with a NaN."""
+    base = llama(1)
+    write_model(folder / "base", base, "BF16")
+    for number in (1, 2):
+        write_model(folder / f"expert{number}", fine_tune(base, number, untouched=0.0), "BF16")
+    spoilt = fine_tune(base, 3, untouched=0.0)
+    spoilt["model.layers.1.mlp.up_proj.weight"][5, 7] = np.nan
+    write_model(folder / "expert3", spoilt, "BF16")
+
+
+def misshapen(folder: Path) -> None:
+    """An expert one of whose matrices, no embedding, is of another shape."""
+    base = llama(1)
+    write_model(folder / "base", base, "BF16")
+    tuned = fine_tune(base, 1)
+    tuned["model.layers.0.mlp.up_proj.weight"] = tuned["model.layers.0.mlp.up_proj.weight"][:-8].copy()
+    write_model(folder / "expert1", tuned, "BF16")
+
+
+def qwen3(folder: Path) -> None:
+    """A Qwen3 of three layers, whose config lists the type of each layer."""
+    base = llama(1, layers=3)
+    for layer in range(3):
+        for part in ("q_norm", "k_norm"):
+            base[f"model.layers.{layer}.self_attn.{part}.weight"] = np.ones(HIDDEN // HEADS, np.float32)
+    write_model(folder / "base", base, "BF16")
+    write_model(folder / "expert1", fine_tune(base, 1), "BF16")
+    for model in ("base", "expert1"):
+        path = folder / model / "config.json"
+        config = json.loads(path.read_text()) | {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "head_dim": HIDDEN // HEADS,
+            "layer_types": ["full_attention"] * 3,
+            "max_window_layers": 3,
+        }
+        path.write_text(json.dumps(config))
+
+
 FAMILIES: Mapping[str, Callable[[Path], None]] = {
     "bf16": plain(),
     "layers": plain(layers=4),
@@ -181,4 +245,10 @@ FAMILIES: Mapping[str, Callable[[Path], None]] = {
     "prefixes": prefixes,
     "equal": equal,
     "opposed": opposed,
+    "donors": donors,
+    "coarse": coarse,
+    "faint": faint,
+    "nonfinite": nonfinite,
+    "misshapen": misshapen,
+    "qwen3": qwen3,
 }

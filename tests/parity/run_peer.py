@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -67,23 +68,22 @@ def fed(lanes: Path) -> Iterator[None]:
     """While open, mergekit's sparsification draws the masks of `lanes`."""
     with np.load(lanes) as archive:
         masks = FedMasks({key: archive[key] for key in archive.files})
-    bernoulli, sparsify, execute = torch.bernoulli, task_vectors.sparsify, ExecuteMergeMethodTask.execute
+    sparsify, execute = task_vectors.sparsify, ExecuteMergeMethodTask.execute
 
-    def counted_sparsify(*given: Any, **named: Any) -> torch.Tensor:
+    def counted_sparsify(*given: Any, **named: Any) -> Any:
         masks.enter_input()
         return sparsify(*given, **named)
 
-    def named_execute(task: ExecuteMergeMethodTask, *given: Any, **named: Any) -> torch.Tensor:
+    def named_execute(task: Any, *given: Any, **named: Any) -> Any:
         masks.enter_tensor(task.output_weight.name)
         return execute(task, *given, **named)
 
-    torch.bernoulli = masks.bernoulli
-    task_vectors.sparsify = counted_sparsify
-    ExecuteMergeMethodTask.execute = named_execute
-    try:
+    with (
+        patch.object(torch, "bernoulli", masks.bernoulli),
+        patch.object(task_vectors, "sparsify", counted_sparsify),
+        patch.object(ExecuteMergeMethodTask, "execute", named_execute),
+    ):
         yield
-    finally:
-        torch.bernoulli, task_vectors.sparsify, ExecuteMergeMethodTask.execute = bernoulli, sparsify, execute
     if not masks.used:
         raise RuntimeError("no mask was drawn: mergekit's sparsification no longer goes through what is replaced here")
 
@@ -101,6 +101,7 @@ def merge(job: dict[str, Any]) -> None:
 
 
 def run_multi(job: dict[str, Any], options: MergeOptions) -> None:
+    """Several documents, by the functions behind the command mergekit-multi."""
     parts = f"{job['out']}-parts"
     Path(parts).mkdir()
     configs, dependencies = multimerge.load_config(job["recipe"], parts)
@@ -116,13 +117,14 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
                 merge(job)
         else:
             merge(job)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever mergekit stops with is the result
         shutil.rmtree(job["out"], ignore_errors=True)
         return {"error": f"{type(error).__name__}: {error}"}
     return {"error": None}
 
 
 def main(jobs: str, results: str) -> None:
+    """Run the job list of one file, write the results to the other."""
     logging.disable(logging.ERROR)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)

@@ -56,7 +56,7 @@ def _kept_ranks(method: str, parameters: Mapping[str, Any], size: int) -> tuple[
 
 
 def _votes(method: str, tensor: TensorMerge, deltas: Sequence[Floats]) -> list[Floats]:
-    votes = []
+    votes: list[Floats] = []
     for place, delta in enumerate(deltas):
         parameters = tensor.experts[place].parameters
         kept = _kept(method, tensor, place, delta)
@@ -91,7 +91,7 @@ def _kept(method: str, tensor: TensorMerge, place: int, delta: Floats) -> Mask:
 
 
 def _near_variance_threshold(parameters: Mapping[str, Any], deltas: Sequence[Floats]) -> Mask:
-    """sce keeps the positions where the experts' deltas vary most."""
+    """What sce keeps: the positions where the experts' deltas vary most."""
     topk = float(parameters["select_topk"])
     variance = np.var(np.stack([delta.ravel().astype(np.float64) for delta in deltas]), axis=0)
     kept = int(np.count_nonzero(variance) * topk)
@@ -101,7 +101,7 @@ def _near_variance_threshold(parameters: Mapping[str, Any], deltas: Sequence[Flo
 
 
 def _near_importance_threshold(base: Floats, expert: Floats) -> Mask:
-    """arcee_fusion keeps what changes most, weighed by its row's divergence."""
+    """What arcee_fusion takes over is what changes most, weighed by its row's divergence."""
     rows = [np.atleast_2d(each.astype(np.float64)) for each in (base, expert)]
     before, after = (np.exp(each - each.max(axis=-1, keepdims=True)) for each in rows)
     before, after = (each / each.sum(axis=-1, keepdims=True) + 1e-8 for each in (before, after))

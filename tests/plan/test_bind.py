@@ -14,16 +14,15 @@ from mergepipe.core.dtypes import dtype
 from mergepipe.core.extents import Extent
 from mergepipe.errors import RecipeError
 from mergepipe.operators.registry import operator
-from mergepipe.plan.bind import assign_roles, bind, is_output_shard
-from mergepipe.plan.family import Family, FamilyRules, MissingRule, align
+from mergepipe.plan.bind import bind, is_output_shard
+from mergepipe.plan.compose import assign_roles, compose, input_models
+from mergepipe.plan.family import FamilyRules, MissingRule
 from mergepipe.plan.logical import LogicalPlan
 from mergepipe.recipe.model import (
     Gradient,
     InputModel,
     ModelRef,
-    OutputSlice,
     Recipe,
-    SliceSource,
     TokenizerSpec,
 )
 from mergepipe.store.contract import Version
@@ -55,15 +54,11 @@ def model(ref: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]] = TENSORS
     return Checkpoint(ref, f"/m/{ref}", infos, (WeightFile("model.safetensors", Version(9, 0, 0, 0), ref),), {})
 
 
-def family(experts: int = 2) -> Family:
-    """A base and so many experts alike."""
-    return align(model("base"), [model(f"e{n}") for n in range(experts)], FamilyRules())
-
-
 def bound(recipe: Recipe, method: Any = TASK, shard_bytes: int = 10**9) -> LogicalPlan:
     """The logical plan of a recipe over the family."""
     roles = assign_roles(recipe, method)
-    return bind(recipe, roles, family(len(roles.experts)), method, 7, shard_bytes)
+    models = (model("base"), *(model(f"e{n}") for n in range(len(roles.experts))))
+    return bind(recipe, compose(recipe, method, models, FamilyRules()), method, 7, shard_bytes)
 
 
 def task(models: Sequence[InputModel], **more: Any) -> Recipe:
@@ -78,7 +73,7 @@ def test_a_base_is_the_base_and_all_models_are_experts() -> None:
     """In recipe order, one named twice is twice an expert."""
     models = (entry("a", weight=1), entry("b", weight=2), entry("a", weight=3))
     roles = assign_roles(task(models), TASK)
-    assert (roles.base, roles.reference, roles.experts) == ("base", None, models)
+    assert (str(roles.base), roles.reference, roles.experts) == ("base", None, models)
 
 
 def test_a_method_of_task_vectors_ignores_the_base_among_its_models() -> None:
@@ -100,13 +95,12 @@ def test_without_a_base_the_first_model_is_the_reference() -> None:
     """The others are experts."""
     models = (entry("a", weight=2), entry("b", weight=1))
     roles = assign_roles(Recipe("linear", models), LINEAR)
-    assert (roles.base, roles.reference, roles.experts) == ("a", models[0], models[1:])
+    assert (str(roles.base), roles.reference, roles.experts) == ("a", models[0], models[1:])
 
 
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        (Recipe("linear", (), slices=(OutputSlice((SliceSource(ModelRef("a"), (0, 2)),)),)), "slices"),
         (Recipe("linear", ()), "names no model"),
         (task((entry("a"),), chat_template="auto"), "chat_template"),
         (task((entry("a"),), tokenizer=TokenizerSpec("union")), "tokenizer"),
@@ -117,12 +111,13 @@ def test_without_a_base_the_first_model_is_the_reference() -> None:
 def test_what_is_not_supported_yet_is_refused_by_its_key(recipe: Recipe, words: str) -> None:
     """The recipe language knows more than this version does."""
     with pytest.raises(RecipeError, match=words):
-        assign_roles(recipe, TASK)
+        input_models(recipe, TASK)
 
 
 def test_the_base_as_tokenizer_is_what_happens_anyway() -> None:
     """`tokenizer: base` is accepted."""
-    assert assign_roles(task((entry("a"),), tokenizer=TokenizerSpec("base")), TASK).base == "base"
+    recipe = task((entry("a"),), tokenizer=TokenizerSpec("base"))
+    assert [str(ref) for ref in input_models(recipe, TASK)] == ["base", "a"]
 
 
 # --- parameters -------------------------------------------------------------------------------------
@@ -141,7 +136,7 @@ def test_every_parameter_has_a_value() -> None:
 
 def test_a_parameter_without_a_value_names_model_and_tensor() -> None:
     """`weight` has no default."""
-    with pytest.raises(RecipeError, match=r'^b: "weight" has no value for tensor model\.embed_tokens'):
+    with pytest.raises(RecipeError, match=r'^e1: "weight" has no value for tensor model\.embed_tokens'):
         bound(task((entry("a", weight=1.0), entry("b"))))
 
 
@@ -191,10 +186,10 @@ def test_a_missing_part_is_left_out_and_keeps_the_others_numbers() -> None:
     """Experts are known by their place among the inputs."""
     name = "model.layers.1.mlp.up_proj.weight"
     less = {key: value for key, value in TENSORS.items() if key != name}
-    rules = FamilyRules(missing=MissingRule.BASE)
-    aligned = align(model("base"), [model("a", less), model("b")], rules)
+    rules = FamilyRules(missing=MissingRule.SKIP)
     recipe = task((entry("a", weight=1.0), entry("b", weight=2.0)))
-    plan = bind(recipe, assign_roles(recipe, TASK), aligned, TASK, 0, 10**9)
+    composition = compose(recipe, TASK, [model("base"), model("a", less), model("b")], rules)
+    plan = bind(recipe, composition, TASK, 0, 10**9)
     inputs = {each.name: [expert.input for expert in each.experts] for each in plan.tensors}
     assert inputs[name] == [2]
     assert inputs["model.embed_tokens.weight"] == [1, 2]

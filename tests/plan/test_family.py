@@ -87,18 +87,18 @@ def test_a_missing_tensor_stops_the_run() -> None:
     with pytest.raises(IncompatibleModels) as caught:
         require_aligned(family)
     message = str(caught.value)
-    assert message == f"b: 1 of the base's 4 tensors are missing: {Q}; --missing base counts them as unchanged"
+    assert message == f"b: 1 of the base's 4 tensors are missing: {Q}; --missing skip merges those without it"
     assert elements(family, Q) == [16, None]
 
 
 def test_a_missing_tensor_may_count_as_unchanged() -> None:
     """Under the rule it is a warning, and the expert has no part in that tensor."""
-    rules = FamilyRules(missing=MissingRule.BASE)
+    rules = FamilyRules(missing=MissingRule.SKIP)
     family = align(model("base"), [model("a"), model("b", {Q: None})], rules)
     require_aligned(family)
     assert elements(family, Q) == [16, None]
     assert about(family, Severity.WARNING) == [
-        f"b: 1 of the base's 4 tensors are missing: {Q}; they count as unchanged (a zero delta)"
+        f"b: 1 of the base's 4 tensors are missing: {Q}; those are merged without it"
     ]
 
 

@@ -22,9 +22,9 @@ def test_pairs_have_the_plans_grids_and_its_sources(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "base", {**typed(base, "BF16"), **more}, llama_config(hidden=16))
     write_checkpoint(tmp_path / "a", {**typed(expert, "BF16"), **more}, llama_config(hidden=16))
     write_checkpoint(tmp_path / "b", {**typed(less, "BF16"), **more}, llama_config(hidden=16))
-    rules = FamilyRules(missing=MissingRule.BASE)
+    rules = FamilyRules(missing=MissingRule.SKIP)
     way = corridor(tmp_path / "base", [tmp_path / "a", tmp_path / "b"], rules=rules, block_bytes=100)
-    pairs = index_pairs(way.family, 100)
+    pairs = index_pairs(way.composition, 100)
     assert [pair.source for pair in pairs] == [each.source for each in way.logical.inputs[1:]]
     assert [tensor.base.name for tensor in pairs[0].tensors] == list(base)
     assert [tensor.base.name for tensor in pairs[1].tensors] == [name for name in base if name != "model.norm.weight"]

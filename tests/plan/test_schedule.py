@@ -291,6 +291,46 @@ def test_gaps_are_read_only_as_far_as_the_budget_has_room() -> None:
     assert lay_out(plan, checkpoints, Limits(), 0).shards[0].gap_bytes == 0
 
 
+def spread(layout: str, extra: int) -> Case:
+    """Gaps of 200 bytes in two tensors of one file, in two files, in two experts of a step, or in two steps."""
+    block, experts = (LEAF, 1) if layout == "steps" else (100, 2 if layout == "experts" else 1)
+    elements = 12 * LEAF if layout == "steps" else 300
+    names = ["t0", "t1"] if layout in ("tensors", "files") else ["t0"]
+    merges = [
+        TensorMerge(
+            name, (elements,), "BF16", "BF16", name,
+            tuple(ExpertTensor(n + 1, name, "BF16", elements, {}) for n in range(experts)), {},
+        )
+        for name in names
+    ]  # fmt: skip
+    checkpoints = tuple(checkpoint_of(f"m{n}", n, merges, 0) for n in range(experts + 1))
+    inputs = tuple(Input(c.ref, c.url, n - 1, c.header_digest) for n, c in enumerate(checkpoints))
+    files = (
+        (OutputFile("a", (0,)), OutputFile("b", (1,)))
+        if layout == "files"
+        else (OutputFile("a", tuple(range(len(names)))),)
+    )
+    logical = LogicalPlan("linear", "linear@mergekit", 0, inputs, tuple(merges), files)
+    text = "4501" if layout == "steps" else "05"
+    access = tuple(TensorAccess(block, (text,) * experts, ((),) * experts, ("",) * experts) for _ in merges)
+    plan = AccessPlan(logical, Budget("x"), "norm", 1, access, full_bytes(logical), 0, EXACT)
+    planned = sum(cost for *_, cost in planned_blocks(plan))
+    return replace(plan, planned_bytes=planned, budget=Budget("x", planned + extra)), checkpoints
+
+
+@pytest.mark.parametrize("layout", ["tensors", "files", "experts", "steps"])
+def test_what_one_gap_takes_another_does_not_have(layout: str) -> None:
+    """Two equal gaps and room for one and a half: one is read through, wherever the other is."""
+    gap = LEAF * 2 if layout == "steps" else 200
+    for extra, taken in ((gap - 1, 0), (gap + gap // 2, 1), (2 * gap, 2)):
+        plan, checkpoints = spread(layout, extra)
+        memory = 3 * 6 * LEAF * 2 * 6 if layout == "steps" else 64 << 20
+        schedule = lay_out(plan, checkpoints, Limits(memory=memory), 0)
+        assert sum(shard.gap_bytes for shard in schedule.shards) == taken * gap
+        assert schedule.expert_bytes == plan.planned_bytes + taken * gap
+        assert len(all_steps(plan, schedule, checkpoints)) == (1 if layout == "experts" else 2)
+
+
 def test_without_a_cap_there_are_no_gaps() -> None:
     """A full read asks for the tensors and nothing else, in one read a step."""
     plan, checkpoints = simple(1000, 10, "all", None, 0)

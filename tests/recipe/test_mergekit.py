@@ -337,6 +337,19 @@ def test_an_unlisted_base_under_linear_counts_as_in_mergekit() -> None:
     assert "its weights do not count" in lent.notes[0]
 
 
+def test_the_base_of_a_geometric_method_is_its_origin() -> None:
+    """Listed or not, it is no input of nuslerp: it needs no weight, is not added, and no note calls it unused."""
+    weighted = "{model: a, parameters: {weight: 1}}, {model: c, parameters: {weight: 2}}"
+    listed = parse(f"{{merge_method: nuslerp, base_model: b, models: [{{model: b}}, {weighted}]}}")
+    assert [str(each.model) for each in listed.models] == ["b", "a", "c"]
+    unlisted = parse(
+        "{merge_method: nuslerp, base_model: b, models: [{model: a}, {model: c}], parameters: {weight: 1}}"
+    )
+    assert [str(each.model) for each in unlisted.models] == ["a", "c"]
+    assert (listed.notes, unlisted.notes) == ((), ())
+    assert "nuslerp needs" in refusal(f"{{merge_method: nuslerp, models: [{{model: b}}, {weighted}]}}")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

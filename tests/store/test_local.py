@@ -61,15 +61,18 @@ def test_open_files_are_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
-def test_the_files_in_use_stay_open(tmp_path: Path) -> None:
-    """What was read last is not opened again for every read."""
-    files = {f"shard{n:03}": b"0123456789" for n in range(40)}
+def test_the_file_used_longest_ago_is_closed(tmp_path: Path) -> None:
+    """What was read lately stays open, whenever it was opened first."""
+    files = {f"shard{n:03}": b"0123456789" for n in range(33)}
     store = LocalStore(write(tmp_path, files), Access.RANGED)
-    for key in files:
-        read(store, "shard000", 0, 1)
+    *first, last = files
+    for key in (*first, first[0], last):
         read(store, key, 0, 1)
-    (tmp_path / "shard000").unlink()
-    assert read(store, "shard000", 3, 2) == b"34"
+    for key in first[:2]:
+        (tmp_path / key).unlink()
+    assert read(store, first[0], 3, 2) == b"34"
+    with pytest.raises(SourceError, match=first[1]):
+        read(store, first[1], 3, 2)
     store.close()
 
 

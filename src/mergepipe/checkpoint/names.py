@@ -114,6 +114,12 @@ def parse_role(name: str, shape: Sequence[int], config: Mapping[str, Any]) -> Ro
     return Role(layer, component)
 
 
+def with_layer(name: str, layer: int) -> str:
+    """The same tensor of another layer: `"model.layers.3.mlp.up_proj.weight"` → `"model.layers.7.mlp.…"`."""
+    found = _LAYER.search(name)
+    return name if found is None else f"{name[: found.start(1)]}{layer}{name[found.end(1) :]}"
+
+
 def is_derived_buffer(name: str) -> bool:
     """Whether the tensor is one that a model computes itself (rotary frequencies, causal masks, position ids)."""
     return _BUFFERS.search(name) is not None

@@ -12,7 +12,7 @@ from mergepipe.api import FamilyRules, MissingRule, VocabularyRule
 from mergepipe.cli import options as opt
 from mergepipe.cli.output import print_json, print_lines
 from mergepipe.errors import IncompatibleModels, ManifestMismatch
-from mergepipe.report.text import family_lines, family_object
+from mergepipe.report.text import check_lines, check_object
 
 
 def check(
@@ -22,10 +22,10 @@ def check(
     json: opt.Json = False,
 ) -> None:
     """Preflight: alignment, vocabularies, dtypes, sizes. Reads headers and configs only."""
-    family = api.check(config, FamilyRules(vocab, missing))
-    print_json(family_object(family)) if json else print_lines(family_lines(family))
-    if family.errors:
-        raise IncompatibleModels(f"{config}: {len(family.errors)} problems stop this merge (listed above)")
+    found = api.check(config, FamilyRules(vocab, missing))
+    print_json(check_object(found)) if json else print_lines(check_lines(found))
+    if found.errors:
+        raise IncompatibleModels(f"{config}: {len(found.errors)} problems stop this merge (listed above)")
 
 
 def verify(

@@ -25,7 +25,7 @@ Vocab: TypeAlias = Annotated[
     VocabularyRule, typer.Option("--vocab", help="Vocabulary rows that differ: stop, or merge the common rows.")
 ]
 Missing: TypeAlias = Annotated[
-    MissingRule, typer.Option("--missing", help="Tensors an expert lacks: stop, or take the base's (zero delta).")
+    MissingRule, typer.Option("--missing", help="Tensors an expert lacks: stop, or merge those without it.")
 ]
 AllowNonfinite: TypeAlias = Annotated[
     bool, typer.Option("--allow-nonfinite", help="Go on where inputs hold NaN or infinity; no bound then.")

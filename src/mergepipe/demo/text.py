@@ -7,9 +7,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
-
 from pydoc_data.topics import topics
+from typing import Final, TypeVar
 
 from mergepipe.errors import SourceError
 

@@ -13,7 +13,7 @@ from mergepipe.core.arrays import Array, Scratch
 from mergepipe.core.dtypes import DType, FloatArray, decode, dtype, encode
 from mergepipe.core.leaves import leaf_digests
 from mergepipe.errors import NonFiniteError
-from mergepipe.operators.contract import Operator, Tile
+from mergepipe.operators.contract import Grain, Operator, Tile
 from mergepipe.plan.access import AccessPlan
 from mergepipe.plan.logical import TensorMerge
 from mergepipe.plan.schedule import Step
@@ -48,13 +48,20 @@ class StepResult:
 
 
 def tile_elements(operator: Operator, plan: AccessPlan) -> int:
-    """Elements of a tile so that its arrays stay in the second-level cache; a power of two."""
+    """Elements of a tile: a power of two whose arrays stay in the second-level cache; room for the longest row."""
     experts = max((len(tensor.experts) for tensor in plan.logical.tensors), default=0)
     arrays = operator.scratch_arrays(experts) + _OWN_ARRAYS
     count = _LARGEST_TILE
     while count > _SMALLEST_TILE and count * 4 * arrays > _CACHE_BYTES:
         count //= 2
+    if operator.grain is Grain.ROW:
+        count = max((count, *(_row(tensor) for tensor in plan.logical.tensors)))
     return count
+
+
+def _row(tensor: TensorMerge) -> int:
+    """Elements of one row: of the last dimension; a vector is one row."""
+    return max(1, tensor.shape[-1]) if tensor.shape else 1
 
 
 def workspace_bytes(operator: Operator, plan: AccessPlan) -> int:
@@ -123,17 +130,20 @@ def _combine_block(
                 (start - origin) * size : (stop - origin) * size
             ]
         return
-    unread = not experts and (not tensor.experts or task.copies_unread)
+    unread = not experts and task.copies_unread
     scratch = workspace.scratch(np.dtype(np.float64 if tensor.wide else np.float32))
     check = not plan.allow_nonfinite
-    for first in range(start, stop, workspace.capacity):
-        count = min(workspace.capacity, stop - first)
+    stride = workspace.capacity
+    if operator.grain is Grain.ROW:
+        stride = stride // _row(tensor) * _row(tensor)
+    for first in range(start, stop, stride):
+        count = min(stride, stop - first)
         at = first - origin
         base_raw = slabs[0][at * base_type.itemsize : (at + count) * base_type.itemsize]
         base = decode(base_raw, base_type, scratch.floats("tile.base", count))
         if unread:
             if check:
-                _require_finite(base, plan.logical.inputs[0].ref, tensor.base, first)
+                _require_finite(base, plan.logical.inputs[tensor.base_input].ref, tensor.base, first)
             result = base
         else:
             deltas: list[Callable[[Array], None] | None] = [None] * len(tensor.experts)
@@ -148,7 +158,7 @@ def _combine_block(
             out_raw[:] = base_raw
             continue
         if check and not _representable(result, out_type):
-            _require_finite(base, plan.logical.inputs[0].ref, tensor.base, first)
+            _require_finite(base, plan.logical.inputs[tensor.base_input].ref, tensor.base, first)
             raise _unrepresentable(result, out_type, tensor, first)
         encode(result, out_type, out_raw)
 
@@ -171,7 +181,7 @@ def _delta(
         if covered < count:
             out[covered:] = 0.0
         if not np.isfinite(sum_) and not plan.allow_nonfinite:
-            _require_finite(base, plan.logical.inputs[0].ref, task.tensor.base, first)
+            _require_finite(base, plan.logical.inputs[task.tensor.base_input].ref, task.tensor.base, first)
             values = decode(raw, stored, np.empty_like(inner))
             _require_finite(values, plan.logical.inputs[part.input].ref, part.name, first)
             _require_finite(inner, plan.logical.inputs[part.input].ref, f"{part.name} (its task vector)", first)

@@ -22,7 +22,7 @@ class ReadLedger:
     def retire(self, task: TensorTask, result: StepResult) -> None:
         """Account for one step of a tensor."""
         for place, blocks in result.leaves.items():
-            input_ = 0 if place == 0 else task.tensor.experts[place - 1].input
+            input_ = task.tensor.base_input if place == 0 else task.tensor.experts[place - 1].input
             if place not in self._tensor:
                 self._chains[input_].label(task.tensor.name)
                 self._tensor[place] = _TensorReads()
@@ -37,7 +37,7 @@ class ReadLedger:
         expected = [access.base_expected, *access.expected]
         for place, reads in self._tensor.items():
             if expected[place] and reads.fold() != expected[place]:
-                input_ = 0 if place == 0 else task.tensor.experts[place - 1].input
+                input_ = task.tensor.base_input if place == 0 else task.tensor.experts[place - 1].input
                 name = task.tensor.base if place == 0 else task.tensor.experts[place - 1].name
                 raise StaleIndex(
                     f"{self._plan.logical.inputs[input_].ref}: {name}: the bytes read are not those the index "

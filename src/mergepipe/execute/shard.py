@@ -31,7 +31,7 @@ from mergepipe.execute.ledger import ReadLedger
 from mergepipe.execute.memory import SlabPool
 from mergepipe.manifest.model import FileRecord, Receipt
 from mergepipe.operators.contract import Operator
-from mergepipe.plan.access import AccessPlan, read_set, resolve_tensor
+from mergepipe.plan.access import AccessPlan, is_combined, read_set, resolve_tensor
 from mergepipe.plan.schedule import Limits, Read, ShardPlan, Step, steps
 from mergepipe.store.contract import ByteStore, Purpose
 from mergepipe.store.meter import Meter
@@ -161,9 +161,8 @@ class _Pipeline:
             return None
         out = None if verbatim else slabs.pop()
         pending = _Pending(task, step, dict(zip(step.slabs, slabs, strict=True)), out)
-        places = {0: 0} | {expert.input: place for place, expert in enumerate(tensor.experts, start=1)}
         for read in step.reads:
-            self._readers.submit(self._fill, pending, read, pending.slabs[places[read.input]])
+            self._readers.submit(self._fill, pending, read, pending.slabs[read.place])
         return pending
 
     def _fill(self, pending: _Pending, read: Read, slab: Raw) -> None:
@@ -203,7 +202,7 @@ def _task(work: ShardWork, number: int) -> TensorTask:
     read = np.zeros((len(tensor.experts), blocks), np.bool_)
     for place in range(len(tensor.experts)):
         read[place] = read_set(access, place, blocks)
-    if not tensor.experts:
+    if not is_combined(tensor):
         return TensorTask(number, tensor, access.block, read, None, True)
     coefficients = resolve_tensor(work.plan, work.operator, number)
     return TensorTask(number, tensor, access.block, read, coefficients, work.operator.copies_unread(coefficients))

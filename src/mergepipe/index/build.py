@@ -79,7 +79,7 @@ def ensure(
     made = {state.indices[n].path for n in built}
     return Knowledge(
         indices=indices,
-        facts=state.facts,
+        facts={each: state.facts[each] for each in wanted},
         index_bytes=meter.spent().bytes[Purpose.INDEX] - before,
         reused=tuple(dict.fromkeys(index.path for index in indices if index.path and index.path not in made)),
         built=tuple(dict.fromkeys(index.path for index in indices if index.path and index.path in made)),
@@ -203,12 +203,12 @@ def _recheck(
         pair, index = pairs[number], found.index
         assert index is not None
         same = all(
-            (not found.base_touched or np.array_equal(digests[_base_job(pair, t)], index.base[t.base.name].digest))
+            (not found.base_touched or np.array_equal(digests[_base_job(pair, t)], index.base[t.name].digest))
             and (
                 not found.expert_touched
                 or np.array_equal(
                     digests[_expert_job(pair, t)],
-                    index.blocks[t.base.name].digest[: -(-t.elements // t.block)],
+                    index.blocks[t.name].digest[: -(-t.elements // t.block)],
                 )
             )
             for t in pair.tensors
@@ -249,7 +249,7 @@ def _learn(
 ) -> _Survey:
     """Read what is missing, once, and keep it."""
     jobs = _jobs(pairs, state)
-    involved = sorted({number for _, numbers in jobs for number in numbers})
+    involved = sorted({number for _, places in jobs for number, _ in places})
     finds = reader.scan([job for job, _ in jobs], [pairs[n] for n in involved])
     parts: dict[int, dict[str, _Part]] = {n: {} for n in state.missing}
     learnt: dict[int, dict[tuple[str, Need], Fact]] = {}
@@ -257,9 +257,8 @@ def _learn(
     asked: dict[tuple[int, str], list[Wanted]] = {}
     for each in state.open:
         asked.setdefault((state.first[each.pair], each.tensor), []).append(each)
-    for (job, numbers), found in zip(jobs, finds, strict=True):
-        name = job.tensor.name
-        for number, expert, mine in zip(numbers, job.experts, found.experts, strict=True):
+    for (job, places), found in zip(jobs, finds, strict=True):
+        for (number, name), expert, mine in zip(places, job.experts, found.experts, strict=True):
             known = _facts_by_question(expert, mine)
             if job.blocks:
                 parts[number][name] = _Part(found, mine, known)
@@ -277,8 +276,8 @@ def _learn(
     return replace(state, indices=indices, facts=facts | late, open=())
 
 
-def _jobs(pairs: Sequence[Pair], state: _Survey) -> list[tuple[TensorJob, list[int]]]:
-    """One job per base tensor and grid, with the number of the pair each of its experts belongs to."""
+def _jobs(pairs: Sequence[Pair], state: _Survey) -> list[tuple[TensorJob, list[tuple[int, str]]]]:
+    """One job per base tensor and grid, with the pair's number and the tensor's name of each of its experts."""
     asked: dict[tuple[int, str], list[Need]] = {}
     for each in state.open:
         asked.setdefault((state.first[each.pair], each.tensor), []).append(each.need)
@@ -286,14 +285,14 @@ def _jobs(pairs: Sequence[Pair], state: _Survey) -> list[tuple[TensorJob, list[i
     for number in sorted({*state.missing, *(number for number, _ in asked)}):
         pair, whole = pairs[number], number in state.missing
         for tensor in pair.tensors:
-            needs = asked.get((number, tensor.base.name), [])
+            needs = asked.get((number, tensor.name), [])
             if whole or needs:
                 key = whole, pair.base.url, tensor.base.name, tensor.block
                 experts.setdefault(key, []).append((number, tensor, _expert_scan(pair, tensor, needs, whole)))
     return [
         (
             TensorJob(url, members[0][1].base, block, whole, tuple(expert for _, _, expert in members)),
-            [number for number, _, _ in members],
+            [(number, tensor.name) for number, tensor, _ in members],
         )
         for (whole, url, _, block), members in experts.items()
     ]
@@ -346,7 +345,7 @@ def _assemble(pair: Pair, parts: Mapping[str, _Part]) -> DeltaIndex:
     trims: dict[str, TrimFacts] = {}
     sketches: dict[str, NDArray[np.float32]] = {}
     for tensor in pair.tensors:
-        name, part = tensor.base.name, parts[tensor.base.name]
+        name, part = tensor.name, parts[tensor.name]
         assert part.tensor.base is not None
         assert part.expert.blocks is not None
         assert part.expert.sketch is not None

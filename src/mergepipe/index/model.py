@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergepipe.checkpoint.model import Checkpoint, TensorInfo
-from mergepipe.stats.contract import Fact, Need
+from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, Need
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,15 @@ class PairTensor:
 
     The expert covers the first `elements` elements of the base tensor (all of them, but for a
     vocabulary whose common rows only are merged); beyond, its delta is zero. `block` is the grid's
-    block size in elements of the base tensor.
+    block size in elements of the base tensor. `name` is the output tensor's: one base tensor may go
+    into several.
     """
 
     base: TensorInfo
     expert: TensorInfo
     elements: int
     block: int
+    name: str
 
     @property
     def blocks(self) -> int:
@@ -44,11 +46,20 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A need of one expert tensor: `pair` is a position in the list of pairs, `tensor` the base tensor's name."""
+    """A need of one expert tensor: `pair` is a position in the list of pairs, `tensor` a `PairTensor.name`."""
 
     pair: int
     tensor: str
     need: Need
+
+
+@dataclass(frozen=True, slots=True)
+class WantedGroup:
+    """A need of several expert tensors together: of the pairs at these positions, the tensors of one name."""
+
+    pairs: tuple[int, ...]
+    tensor: str
+    need: GroupNeed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +126,7 @@ class Knowledge:
 
     indices: Sequence[DeltaIndex] = field(default=(), hash=False)
     facts: Mapping[Wanted, Fact] = field(default_factory=dict, hash=False)
+    group_facts: Mapping[WantedGroup, GroupFact] = field(default_factory=dict, hash=False)
     index_bytes: int = 0
     reused: tuple[str, ...] = ()
     built: tuple[str, ...] = ()

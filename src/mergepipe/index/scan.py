@@ -194,10 +194,7 @@ def _group(
     held = [(_base_elements(job, experts), job.tensor.storage.itemsize)]
     held += [(e.elements, e.tensor.storage.itemsize) for e in experts]
     rooms = tuple(room_of(e) if e.ranks else 0 for e in experts)
-    useful = any(rooms)
-    working = max(
-        (magnitudes.useful_working(e.elements) if useful else magnitudes.LEAST_WORKING for e in counted), default=0
-    )
+    working = max((_working_bytes(e, room) for e, room in zip(experts, rooms, strict=True)), default=0)
     return _Group(experts, keep, span, raw_bytes(held, span, keep), rooms, working)
 
 

@@ -35,6 +35,7 @@ VERSION: Final = 1
 _FORMAT: Final = "mergepipe-index"
 _FACTS_FORMAT: Final = "mergepipe-facts"
 _HEADER: Final = "mergepipe"
+_HEADER_DIGEST: Final = "mergepipe.digest"
 DENSITIES: Final = tuple(number / 100 for number in range(1, 100))
 
 # Name in the file → field, dtype. One number a block.
@@ -69,8 +70,9 @@ class InputState:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One row of the tensor table: base name and elements, expert name and covered elements, block size."""
+    """A row of the tensor table: output name, base name and elements, expert name and covered elements, block size."""
 
+    name: str
     base: str
     size: int
     expert: str
@@ -140,7 +142,7 @@ class Shelf:
 
     def path(self, pair: Pair) -> Path:
         """The index file of a pair, existing or not."""
-        entries = [(e.base, e.size, e.expert, e.elements, e.block) for e in _table(pair)]
+        entries = [(e.name, e.base, e.size, e.expert, e.elements, e.block) for e in _table(pair)]
         return self.folder / f"{_key(pair, entries)}.mpindex.safetensors"
 
     def find(self, pair: Pair) -> Found:
@@ -181,7 +183,8 @@ class Shelf:
             tensors=_table(pair),
             arrays={name: _array_digest(array) for name, array in arrays.items()},
         )
-        self._write(path, save(arrays, {_HEADER: msgspec.json.encode(header).decode()}))
+        text = msgspec.json.encode(header)
+        self._write(path, save(arrays, {_HEADER: text.decode(), _HEADER_DIGEST: _short_digest(text)}))
         sketches = _Sketches(path, header.arrays[_SKETCH_NAME], _block_slices(pair))
         return replace(index, path=str(path), sketches=sketches)
 
@@ -204,7 +207,7 @@ class Shelf:
                 self._write(path, msgspec.json.encode(replace(body, digest=digest_of(body))))
 
     def _facts_path(self, pair: Pair) -> Path:
-        entries = [(e.base, e.size, e.expert, e.elements) for e in _table(pair)]
+        entries = [(e.name, e.base, e.size, e.expert, e.elements) for e in _table(pair)]
         return self.folder / f"{_key(pair, entries)}.mpfacts.json"
 
     def _load_facts(self, pair: Pair) -> FactsFile | None:
@@ -282,7 +285,9 @@ def _key(pair: Pair, entries: Sequence[tuple[str | int, ...]]) -> str:
 
 
 def _table(pair: Pair) -> tuple[TensorEntry, ...]:
-    return tuple(TensorEntry(t.base.name, t.base.elements, t.expert.name, t.elements, t.block) for t in pair.tensors)
+    return tuple(
+        TensorEntry(t.name, t.base.name, t.base.elements, t.expert.name, t.elements, t.block) for t in pair.tensors
+    )
 
 
 def _state(checkpoint: Checkpoint) -> InputState:
@@ -292,12 +297,12 @@ def _state(checkpoint: Checkpoint) -> InputState:
 
 def _block_slices(pair: Pair) -> dict[str, slice]:
     ends = np.cumsum([0, *(tensor.blocks for tensor in pair.tensors)]).tolist()
-    return {tensor.base.name: slice(a, b) for tensor, (a, b) in zip(pair.tensors, pairwise(ends), strict=True)}
+    return {tensor.name: slice(a, b) for tensor, (a, b) in zip(pair.tensors, pairwise(ends), strict=True)}
 
 
 def _arrays(pair: Pair, index: DeltaIndex) -> dict[str, NDArray[Any]]:
     """The arrays of an index file, over all tensors in the pair's order."""
-    names = [tensor.base.name for tensor in pair.tensors]
+    names = [tensor.name for tensor in pair.tensors]
     arrays: dict[str, NDArray[Any]] = {}
     for array, kind in _BLOCK_ARRAYS.items():
         arrays[array] = _joined([getattr(index.blocks[name], array) for name in names], (0,), kind)
@@ -349,12 +354,15 @@ def _load(path: Path, pair: Pair) -> tuple[IndexHeader, DeltaIndex]:
 
 def _read_header(path: Path) -> IndexHeader:
     with _usable(), safe_open(str(path), framework="numpy") as file:
-        text = (file.metadata() or {}).get(_HEADER, "")
+        metadata = file.metadata() or {}
+    text = metadata.get(_HEADER, "").encode()
     try:
         # The format and version first: another version may have another header.
         about = msgspec.json.decode(text, type=_About)
         if (about.format, about.version) != (_FORMAT, VERSION):
             raise _Unusable(f"it is {about.format} version {about.version}, this program writes version {VERSION}")
+        if metadata.get(_HEADER_DIGEST) != _short_digest(text):
+            raise _Unusable("its header is damaged")
         return msgspec.json.decode(text, type=IndexHeader)
     except msgspec.DecodeError as error:
         raise _Unusable(f"its header is damaged ({error})") from None
@@ -385,7 +393,11 @@ def _usable() -> Iterator[None]:
 
 
 def _array_digest(array: NDArray[Any]) -> str:
-    return bytes_digest(np.ascontiguousarray(array).tobytes())[:16].hex()
+    return _short_digest(np.ascontiguousarray(array).tobytes())
+
+
+def _short_digest(content: bytes) -> str:
+    return bytes_digest(content)[:16].hex()
 
 
 def _stored(tensor: str, need: Need, fact: Fact) -> StoredFact:

@@ -22,7 +22,7 @@ from mergepipe.core.arrays import Array
 from mergepipe.errors import FormatError, RecipeError
 from mergepipe.operators.additive import negated_sum, omitted_sum, subtract_from_base, write_whole
 from mergepipe.operators.contract import AccessClass, Delta, Grain, Norms, Reads, Sizes, TensorSpec, Tile
-from mergepipe.operators.parameters import tile_weights, to_tile
+from mergepipe.operators.parameters import to_tile
 from mergepipe.stats.contract import GramNeed, GroupFact, GroupNeed, Need, VectorGramNeed
 
 # Coefficients over (θ₀, δ₁ … δ_K), and a number for each vector of a tensor.
@@ -186,8 +186,9 @@ def whole_gram(spec: TensorSpec, fact: GroupFact) -> Gram[float]:
 
 
 def combination(spec: TensorSpec, base: float, terms: Sequence[float]) -> Combination:
-    """`a₀` and `cᵢ`, rounded once to the tile's dtype."""
-    return Combination(to_tile(base, spec, "the factor of the base"), tile_weights(terms, spec))
+    """`a₀` and `cᵢ`, rounded once to the tile's dtype. Raises `RecipeError` where that overflows."""
+    rounded = (to_tile(term, spec, f"the coefficient of expert {n + 1}") for n, term in enumerate(terms))
+    return Combination(to_tile(base, spec, "the coefficient of the base"), tuple(rounded))
 
 
 def vector_combination(
@@ -217,11 +218,12 @@ def _vectors(spec: TensorSpec, axis: int) -> tuple[int, int]:
     """How many vectors a tensor has along its last (−1) or first (0) dimension, and how many elements a row.
 
     Rows are what the last dimension makes for −1 (element e is in vector e // width), what the first makes for 0
-    (it is in vector e % width). A tensor of fewer than two dimensions is one vector.
+    (it is in vector e % width). A tensor of fewer than two dimensions, or without elements, is one vector.
     """
     shape = spec.shape or (spec.elements,)
-    width = shape[-1] if axis == -1 else spec.elements // max(1, shape[0])
-    return (spec.elements // max(1, width) if axis == -1 else width), width
+    if not spec.elements:
+        return 1, 1
+    return (spec.elements // shape[-1], shape[-1]) if axis == -1 else (spec.elements // shape[0],) * 2
 
 
 def _rectangles(start: int, count: int, width: int) -> Iterator[tuple[slice, slice, slice]]:
@@ -279,18 +281,14 @@ class Arc:
 
 def arc(gram: Gram[Column], x: Point, y: Point) -> Arc:
     """The arc from x to y."""
-    nearer = [a - b for a, b in zip(x, y, strict=True)]
-    further = [a + b for a, b in zip(x, y, strict=True)]
-    xy = inner(gram, x, y)
     x_length, y_length = (np.sqrt(np.maximum(inner(gram, p, p), 0.0)) for p in (x, y))
-    # The sine from what of the shorter of x − y and x + y is at right angles to x.
-    ahead = xy >= 0.0
-    square = np.where(ahead, inner(gram, nearer, nearer), inner(gram, further, further))
-    along = np.where(ahead, inner(gram, x, nearer), inner(gram, x, further))
     with np.errstate(divide="ignore", invalid="ignore"):
-        across = np.sqrt(np.maximum(square - (along / x_length) ** 2, 0.0))
-        cosine = np.clip(xy / x_length / y_length, -1.0, 1.0)
-        sine = np.clip(across / y_length, 0.0, 1.0)
+        share = inner(gram, x, y) / x_length / x_length
+        # What of y is at right angles to x, formed before it is measured.
+        rest = [b - share * a for a, b in zip(x, y, strict=True)]
+        square = sum((rest[i] * rest[j] * gram[i][j] for i in range(len(rest)) for j in range(len(rest))), 0.0 * share)
+        sine = np.clip(np.sqrt(np.maximum(square, 0.0)) / y_length, 0.0, 1.0)
+        cosine = np.clip(share * x_length / y_length, -1.0, 1.0)
     lost = (x_length == 0.0) | (y_length == 0.0)
     return Arc((x_length, y_length), np.where(lost, 0.0, cosine), np.where(lost, 1.0, sine))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -12,18 +14,19 @@ from numpy.typing import NDArray
 
 from mergepipe.core.digest import digest_of
 from mergepipe.core.leaves import fold_blocks
-from mergepipe.errors import FormatError, NonFiniteError
-from mergepipe.index.model import DeltaIndex, Wanted
-from mergepipe.operators.contract import Operator, Reads, TensorSpec, TermSpec
+from mergepipe.errors import BudgetInfeasible, FormatError, NonFiniteError
+from mergepipe.index.model import BaseFacts, BlockFacts, DeltaIndex, Wanted, WantedGroup
+from mergepipe.operators.contract import AccessClass, Operator, Reads, TensorSpec, TermSpec
 from mergepipe.plan.bounds import EXACT, Bound, TensorEvidence, bound_of, no_bound
 from mergepipe.plan.budget import Budget
-from mergepipe.plan.cost import block_costs, full_bytes, grid_of
-from mergepipe.plan.logical import LogicalPlan, TensorMerge
+from mergepipe.plan.cost import block_costs, full_bytes, grid_of, required_bytes
+from mergepipe.plan.logical import ExpertTensor, LogicalPlan, TensorMerge
 from mergepipe.plan.select import Policy, select
-from mergepipe.stats.contract import Fact
+from mergepipe.stats.contract import Fact, GroupFact
 
 ALL = "all"
 NONE = "none"
+EVERYTHING, NOTHING = np.True_, np.False_
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class TensorAccess:
     facts: tuple[tuple[Mapping[str, float | int], ...], ...]
     expected: tuple[str, ...]
     base_expected: str = ""
+    group_facts: tuple[Mapping[str, float | int | Sequence[float]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def tensor_spec(logical: LogicalPlan, tensor: TensorMerge) -> TensorSpec:
         row=tensor.row,
         seed=logical.seed,
         parameters=tensor.parameters,
-        terms=tuple(TermSpec(logical.inputs[e.input].position, e.parameters) for e in tensor.experts),
+        terms=tuple(TermSpec(expert.position, expert.parameters) for expert in tensor.experts),
         reference=tensor.reference,
         wide=tensor.wide,
         shape=tensor.shape,
@@ -90,14 +94,20 @@ def tensor_spec(logical: LogicalPlan, tensor: TensorMerge) -> TensorSpec:
 
 
 def wanted_facts(logical: LogicalPlan, operator: Operator) -> list[Wanted]:
-    """Every need of every tensor; pairs are numbered as the experts are."""
+    """Every need of every tensor; pairs are numbered as in `LogicalPlan.pairs`."""
+    number = {key: place for place, key in enumerate(logical.pairs)}
     return [
-        Wanted(expert.input - 1, tensor.base, need)
+        Wanted(number[tensor.base_input, expert.input], tensor.name, need)
         for tensor in logical.tensors
         if tensor.elements and tensor.experts
         for expert, needs in zip(tensor.experts, operator.needs(tensor_spec(logical, tensor)), strict=True)
         for need in needs
     ]
+
+
+def wanted_group_facts(logical: LogicalPlan, operator: Operator) -> list[WantedGroup]:
+    """Every need of several experts together, tensor by tensor."""
+    return [wanted for tensor in logical.tensors for wanted in _group_wants(logical, operator, tensor)]
 
 
 def choose(
@@ -109,40 +119,49 @@ def choose(
     policy: Policy,
     block_bytes: int,
     allow_nonfinite: bool,
+    group_facts: Mapping[WantedGroup, GroupFact] = MappingProxyType({}),
 ) -> AccessPlan:
     """Choose what to read: everything where nothing is capped, else by `policy` from the index's norms.
 
-    `indices` has one index per expert, or is empty where the budget is not capped. Raises
-    `NonFiniteError` for what the index knows to be non-finite, unless allowed.
+    `indices` has one index a pair (`LogicalPlan.pairs`), or is empty where the budget is not capped.
+    Raises `NonFiniteError` for what the index knows to be non-finite, unless allowed, and
+    `BudgetInfeasible` where the method or the recipe must read more than the budget.
     """
-    inlined = [_inline(logical, operator, facts, tensor) for tensor in logical.tensors]
-    merged = [n for n, tensor in enumerate(logical.tensors) if tensor.experts and tensor.elements]
+    known = _Known(logical, operator, facts, group_facts, indices, block_bytes)
+    merged = [n for n, tensor in enumerate(logical.tensors) if is_combined(tensor) and tensor.elements]
     # Resolving early brings every complaint about parameters before the first expert byte.
-    coefficients = {n: operator.resolve(tensor_spec(logical, logical.tensors[n]), inlined[n]) for n in merged}
+    coefficients = {n: known.resolve(n) for n in merged}
     full = full_bytes(logical)
-    if indices:
-        unfit = _nonfinite(logical, indices)
-        if unfit and not allow_nonfinite:
-            raise NonFiniteError(f"{'; '.join(unfit)}: --allow-nonfinite goes on, without a bound")
-    else:
-        unfit = []
+    unfit = _nonfinite(logical, known) if indices else []
+    if unfit and not allow_nonfinite:
+        raise NonFiniteError(f"{'; '.join(unfit)}: --allow-nonfinite goes on, without a bound")
+    every = range(len(logical.tensors))
     if budget.cap is None and budget.blocks is None:
-        tensors = tuple(_full_access(logical, indices, n, inlined[n], block_bytes) for n in range(len(inlined)))
-        return AccessPlan(logical, budget, policy.value, block_bytes, tensors, full, full, EXACT, allow_nonfinite)
-    evidence = [_evidence(logical, indices, n, coefficients[n], block_bytes) for n in merged]
+        tensors = tuple(known.access(n, EVERYTHING) for n in every)
+        bound = no_bound("non-finite inputs are allowed") if allow_nonfinite else EXACT
+        return AccessPlan(logical, budget, policy.value, block_bytes, tensors, full, full, bound, allow_nonfinite)
+    _require_feasible(logical, operator, budget, full)
+    evidence = [known.evidence(n, coefficients[n]) for n in merged if logical.tensors[n].experts]
     reads = _select(logical, operator, evidence, budget, policy, block_bytes)
-    read_of = dict(zip(merged, reads, strict=True))
-    tensors = tuple(
-        _partial_access(logical, indices, n, inlined[n], read_of.get(n), block_bytes) for n in range(len(inlined))
-    )
     evidence = [replace(part, read=read) for part, read in zip(evidence, reads, strict=True)]
-    bound = no_bound(f"non-finite inputs: {unfit[0]}") if unfit else bound_of(operator, evidence)
-    planned = sum(
+    read_of = {part.tensor.name: part.read for part in evidence}
+    tensors = tuple(known.access(n, read_of.get(logical.tensors[n].name, NOTHING)) for n in every)
+    if unfit or allow_nonfinite:
+        bound = no_bound(f"non-finite inputs: {unfit[0]}" if unfit else "non-finite inputs are allowed")
+    else:
+        bound = bound_of(operator, evidence)
+    planned = required_bytes(logical) + sum(
         int(block_costs(expert, grid_of(part.tensor, block_bytes))[row].sum())
         for part in evidence
         for expert, row in zip(part.tensor.experts, part.read, strict=True)
+        if expert.input != 0
     )
     return AccessPlan(logical, budget, policy.value, block_bytes, tensors, full, planned, bound, allow_nonfinite)
+
+
+def is_combined(tensor: TensorMerge) -> bool:
+    """Whether a tensor goes through its method, not only to the output: it has experts, or its base is an input."""
+    return not tensor.copied and (bool(tensor.experts) or tensor.reference is not None)
 
 
 def read_set(access: TensorAccess, expert: int, blocks: int) -> NDArray[np.bool_]:
@@ -165,19 +184,95 @@ def read_set(access: TensorAccess, expert: int, blocks: int) -> NDArray[np.bool_
 def resolve_tensor(plan: AccessPlan, operator: Operator, number: int) -> Any:
     """The coefficients of one output tensor, from the facts inlined in the plan."""
     spec = tensor_spec(plan.logical, plan.logical.tensors[number])
-    return operator.resolve(spec, plan.tensors[number].facts)
+    return operator.resolve(spec, plan.tensors[number].facts, plan.tensors[number].group_facts)
 
 
-def _inline(
-    logical: LogicalPlan, operator: Operator, facts: Mapping[Wanted, Fact], tensor: TensorMerge
-) -> tuple[tuple[Fact, ...], ...]:
+class _Known:
+    """What is known of a logical plan's tensors: facts to inline, and the indices' view of each."""
+
+    def __init__(
+        self,
+        logical: LogicalPlan,
+        operator: Operator,
+        facts: Mapping[Wanted, Fact],
+        group_facts: Mapping[WantedGroup, GroupFact],
+        indices: Sequence[DeltaIndex],
+        block_bytes: int,
+    ) -> None:
+        self._logical, self._operator, self._block_bytes = logical, operator, block_bytes
+        self._indices = dict(zip(logical.pairs, indices, strict=True)) if indices else {}
+        self._pairs = {key: number for number, key in enumerate(logical.pairs)}
+        self._inlined = [self._inline(tensor, facts) for tensor in logical.tensors]
+        self._grouped = [self._inline_group(tensor, group_facts) for tensor in logical.tensors]
+
+    def resolve(self, number: int) -> Any:
+        """The operator's coefficients of one tensor."""
+        spec = tensor_spec(self._logical, self._logical.tensors[number])
+        return self._operator.resolve(spec, self._inlined[number], self._grouped[number])
+
+    def blocks(self, tensor: TensorMerge, expert: ExpertTensor) -> BlockFacts:
+        return self._indices[tensor.base_input, expert.input].blocks[tensor.name]
+
+    def base(self, tensor: TensorMerge) -> BaseFacts:
+        return self._indices[tensor.base_input, tensor.experts[0].input].base[tensor.name]
+
+    def evidence(self, number: int, coefficients: Any) -> TensorEvidence:
+        """Norms of one tensor's blocks; nothing is read yet."""
+        tensor = self._logical.tensors[number]
+        grid = grid_of(tensor, self._block_bytes)
+        norms = np.stack([self.blocks(tensor, expert).l2 for expert in tensor.experts])
+        sizes = np.full(grid.count, grid.block, np.int64)
+        sizes[-1] = grid.size(grid.count - 1)
+        unread = np.zeros(norms.shape, np.bool_)
+        return TensorEvidence(tensor, coefficients, norms, unread, self.base(tensor).l2, sizes)
+
+    def access(self, number: int, read: Reads | np.bool_) -> TensorAccess:
+        """The access of one tensor; `read` is of shape (experts, blocks), or one truth for all of them."""
+        tensor = self._logical.tensors[number]
+        grid = grid_of(tensor, self._block_bytes)
+        count = len(tensor.experts)
+        read = np.broadcast_to(read, (count, grid.count))
+        expected, base_expected = ("",) * count, ""
+        if self._indices and count and tensor.elements:
+            expected = tuple(
+                self._expected(tensor, expert, row & (block_costs(expert, grid) > 0))
+                for expert, row in zip(tensor.experts, read, strict=True)
+            )
+            base = self.base(tensor).digest
+            base_expected = fold_blocks(range(base.size), base.tolist())
+        return TensorAccess(
+            block=grid.block,
+            reads=tuple(_bitmap(row) for row in read),
+            facts=self._inlined[number],
+            expected=expected,
+            base_expected=base_expected,
+            group_facts=self._grouped[number],
+        )
+
+    def _expected(self, tensor: TensorMerge, expert: ExpertTensor, read: NDArray[np.bool_]) -> str:
+        digests = self.blocks(tensor, expert).digest
+        numbers = np.flatnonzero(read)
+        return fold_blocks(numbers.tolist(), digests[numbers].tolist())
+
+    def _inline(self, tensor: TensorMerge, facts: Mapping[Wanted, Fact]) -> tuple[tuple[Fact, ...], ...]:
+        if not tensor.experts or not tensor.elements:
+            return tuple(() for _ in tensor.experts)
+        needs = self._operator.needs(tensor_spec(self._logical, tensor))
+        return tuple(
+            tuple(facts[Wanted(self._pairs[tensor.base_input, expert.input], tensor.name, need)] for need in wanted)
+            for expert, wanted in zip(tensor.experts, needs, strict=True)
+        )
+
+    def _inline_group(self, tensor: TensorMerge, group_facts: Mapping[WantedGroup, GroupFact]) -> tuple[GroupFact, ...]:
+        return tuple(group_facts[wanted] for wanted in _group_wants(self._logical, self._operator, tensor))
+
+
+def _group_wants(logical: LogicalPlan, operator: Operator, tensor: TensorMerge) -> list[WantedGroup]:
     if not tensor.experts or not tensor.elements:
-        return tuple(() for _ in tensor.experts)
-    needs = operator.needs(tensor_spec(logical, tensor))
-    return tuple(
-        tuple(facts[Wanted(expert.input - 1, tensor.base, need)] for need in wanted)
-        for expert, wanted in zip(tensor.experts, needs, strict=True)
-    )
+        return []
+    number = {key: place for place, key in enumerate(logical.pairs)}
+    pairs = tuple(number[tensor.base_input, expert.input] for expert in tensor.experts)
+    return [WantedGroup(pairs, tensor.name, need) for need in operator.group_needs(tensor_spec(logical, tensor))]
 
 
 def _bitmap(read: NDArray[np.bool_]) -> str:
@@ -188,59 +283,15 @@ def _bitmap(read: NDArray[np.bool_]) -> str:
     return np.packbits(read, bitorder="little").tobytes().hex()
 
 
-def _full_access(
-    logical: LogicalPlan,
-    indices: Sequence[DeltaIndex],
-    number: int,
-    facts: tuple[tuple[Fact, ...], ...],
-    block_bytes: int,
-) -> TensorAccess:
-    tensor = logical.tensors[number]
-    grid = grid_of(tensor, block_bytes)
-    if indices and tensor.experts and tensor.elements:
-        everything = np.ones((len(tensor.experts), grid.count), np.bool_)
-        return _partial_access(logical, indices, number, facts, everything, block_bytes)
-    count = len(tensor.experts)
-    return TensorAccess(grid.block, (ALL,) * count, facts, ("",) * count)
-
-
-def _partial_access(
-    logical: LogicalPlan,
-    indices: Sequence[DeltaIndex],
-    number: int,
-    facts: tuple[tuple[Fact, ...], ...],
-    read: Reads | None,
-    block_bytes: int,
-) -> TensorAccess:
-    tensor = logical.tensors[number]
-    grid = grid_of(tensor, block_bytes)
-    if read is None:
-        return TensorAccess(grid.block, (NONE,) * len(tensor.experts), facts, ("",) * len(tensor.experts))
-    expected = []
-    for expert, row in zip(tensor.experts, read, strict=True):
-        digests = indices[expert.input - 1].blocks[tensor.base].digest
-        numbers = np.flatnonzero(row & (block_costs(expert, grid) > 0))
-        expected.append(fold_blocks(numbers.tolist(), digests[numbers].tolist()))
-    base = indices[tensor.experts[0].input - 1].base[tensor.base].digest
-    return TensorAccess(
-        block=grid.block,
-        reads=tuple(_bitmap(row) for row in read),
-        facts=facts,
-        expected=tuple(expected),
-        base_expected=fold_blocks(range(base.size), base.tolist()),
-    )
-
-
-def _evidence(
-    logical: LogicalPlan, indices: Sequence[DeltaIndex], number: int, coefficients: Any, block_bytes: int
-) -> TensorEvidence:
-    tensor = logical.tensors[number]
-    grid = grid_of(tensor, block_bytes)
-    norms = np.stack([indices[expert.input - 1].blocks[tensor.base].l2 for expert in tensor.experts])
-    base = indices[tensor.experts[0].input - 1].base[tensor.base].l2
-    sizes = np.full(grid.count, grid.block, np.int64)
-    sizes[-1] = grid.size(grid.count - 1)
-    return TensorEvidence(tensor, coefficients, norms, np.zeros(norms.shape, np.bool_), base, sizes)
+def _require_feasible(logical: LogicalPlan, operator: Operator, budget: Budget, full: int) -> None:
+    """Refuse a budget below what must be read whatever is chosen."""
+    required = required_bytes(logical)
+    cap = full if budget.cap is None else budget.cap
+    if operator.access is AccessClass.COUPLED and cap < full:
+        what = f"{operator.name} decides element by element from all experts together: it cannot leave blocks out and"
+        raise BudgetInfeasible(full, cap, what)
+    if required > cap:
+        raise BudgetInfeasible(required, cap, "what the recipe takes whole from experts")
 
 
 def _select(
@@ -251,37 +302,51 @@ def _select(
     policy: Policy,
     block_bytes: int,
 ) -> list[Reads]:
-    experts = len(logical.inputs) - 1
+    """One row an expert; a model used twice in one tensor has a row for each use."""
+    slots = [_slots(part.tensor) for part in evidence]
+    rows = {slot: row for row, slot in enumerate(sorted({slot for each in slots for slot in each}))}
     blocks = sum(part.norms.shape[1] for part in evidence)
-    worth = np.zeros((experts, blocks))
-    cost = np.zeros((experts, blocks), np.int64)
+    worth = np.zeros((len(rows), blocks))
+    cost = np.zeros((len(rows), blocks), np.int64)
     at = 0
-    for part in evidence:
+    for part, each in zip(evidence, slots, strict=True):
         span = slice(at, at + part.norms.shape[1])
         gains = operator.gains(part.coefficients)
-        for expert, gain, norms in zip(part.tensor.experts, gains, part.norms, strict=True):
-            worth[expert.input - 1, span] = gain * norms
-            cost[expert.input - 1, span] = block_costs(expert, grid_of(part.tensor, block_bytes))
+        for slot, expert, gain, norms in zip(each, part.tensor.experts, gains, part.norms, strict=True):
+            if expert.input != 0:
+                worth[rows[slot], span] = gain * norms
+                cost[rows[slot], span] = block_costs(expert, grid_of(part.tensor, block_bytes))
         at = span.stop
-    cap = int(cost.sum()) if budget.cap is None else budget.cap
+    cap = int(cost.sum()) if budget.cap is None else budget.cap - required_bytes(logical)
     chosen = select(worth, cost, cap, budget.blocks, policy, logical.seed)
     reads = []
     at = 0
-    for part in evidence:
+    for part, each in zip(evidence, slots, strict=True):
         span = slice(at, at + part.norms.shape[1])
-        reads.append(np.stack([chosen[expert.input - 1, span] for expert in part.tensor.experts]))
+        # The base's own bytes cost no budget: they are always read.
+        read = [chosen[rows[slot], span] | (slot[0] == 0) for slot in each]
+        reads.append(np.stack(read))
         at = span.stop
     return reads
 
 
-def _nonfinite(logical: LogicalPlan, indices: Sequence[DeltaIndex]) -> list[str]:
+def _slots(tensor: TensorMerge) -> list[tuple[int, int]]:
+    """(input, which use of it in this tensor) for each expert."""
+    seen: Counter[int] = Counter()
+    slots = []
+    for expert in tensor.experts:
+        slots.append((expert.input, seen[expert.input]))
+        seen[expert.input] += 1
+    return slots
+
+
+def _nonfinite(logical: LogicalPlan, known: _Known) -> list[str]:
     """Which inputs hold non-finite values in which tensors, as the indices know it."""
     found = []
     for tensor in logical.tensors:
         for number, expert in enumerate(tensor.experts if tensor.elements else ()):
-            index = indices[expert.input - 1]
-            if number == 0 and (count := int(index.base[tensor.base].nonfinite.sum())):
-                found.append(f"{logical.inputs[0].ref}: {tensor.base} has {count} non-finite values")
-            elif count := int(index.blocks[tensor.base].nonfinite.sum()):
+            if number == 0 and (count := int(known.base(tensor).nonfinite.sum())):
+                found.append(f"{logical.inputs[tensor.base_input].ref}: {tensor.base} has {count} non-finite values")
+            elif count := int(known.blocks(tensor, expert).nonfinite.sum()):
                 found.append(f"{logical.inputs[expert.input].ref}: {expert.name} has {count} non-finite values")
     return found

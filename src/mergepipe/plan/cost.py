@@ -23,13 +23,25 @@ def block_costs(expert: ExpertTensor, grid: BlockGrid) -> NDArray[np.int64]:
 
 
 def full_bytes(logical: LogicalPlan) -> int:
-    """Payload of all expert tensors the merge uses: what a full read of the experts costs."""
-    return sum(e.elements * dtype(e.dtype).itemsize for tensor in logical.tensors for e in tensor.experts)
+    """Payload of all expert tensors the merge uses: what a full read of the experts costs.
+
+    Tensors that are made from an expert alone (a slice taken whole) are among them, the base's bytes
+    never, wherever they are used.
+    """
+    merged = sum(
+        e.elements * dtype(e.dtype).itemsize for tensor in logical.tensors for e in tensor.experts if e.input != 0
+    )
+    return merged + required_bytes(logical)
+
+
+def required_bytes(logical: LogicalPlan) -> int:
+    """Expert bytes that every plan reads: tensors whose base is another input than the base model."""
+    return sum(t.elements * dtype(t.dtype).itemsize for t in logical.tensors if t.base_input != 0)
 
 
 def base_bytes(logical: LogicalPlan) -> int:
-    """Payload of the base, which every merge reads in full."""
-    return sum(tensor.elements * dtype(tensor.dtype).itemsize for tensor in logical.tensors)
+    """Payload of the base model's tensors that the merge starts from; every merge reads them in full."""
+    return sum(t.elements * dtype(t.dtype).itemsize for t in logical.tensors if t.base_input == 0)
 
 
 def output_bytes(logical: LogicalPlan) -> int:

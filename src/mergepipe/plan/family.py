@@ -47,7 +47,7 @@ class MissingRule(str, Enum):
     """What to do when an expert lacks a tensor of the base."""
 
     STOP = "stop"
-    BASE = "base"
+    SKIP = "skip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def align(base: Checkpoint, experts: Sequence[Checkpoint], rules: FamilyRules) -
     """Align by name and shape. Never raises for what models contain: it is in `findings`.
 
     The output has the base's tensors: what only an expert has is reported and not written, what an
-    expert lacks stops the run or counts as a zero delta.
+    expert lacks stops the run, or is merged without it.
     """
     findings = [Finding(Severity.NOTE, model.ref, note) for model in (base, *experts) for note in model.notes]
     findings += _base_findings(base)
@@ -146,7 +146,7 @@ def _align_expert(
                     Severity.NOTE, expert.ref, f"{name} is tied there: its embedding {found.name} is merged into it"
                 )
             )
-        part, finding = _part(base, expert, tensor, found, rules)
+        part, finding = expert_part(base, expert, tensor, found, rules)
         column[name] = part
         if finding:
             findings.append(finding)
@@ -174,9 +174,10 @@ def _tied_head(base: Checkpoint, expert: Checkpoint, match: NameMatch, name: str
     return None
 
 
-def _part(
+def expert_part(
     base: Checkpoint, expert: Checkpoint, tensor: TensorInfo, found: TensorInfo, rules: FamilyRules
 ) -> tuple[ExpertPart | None, Finding | None]:
+    """How `found` of an expert merges into `tensor` of the base, if at all, and what is to be said of it."""
     if not found.storage.is_float:
         message = f"{found.name} is {found.dtype}, the base's is {tensor.dtype}: a packed or converted tensor"
         return None, Finding(Severity.ERROR, expert.ref, message)
@@ -199,9 +200,9 @@ def _part(
 
 def _missing_finding(base: Checkpoint, expert: Checkpoint, missing: list[str], rules: FamilyRules) -> Finding:
     what = f"{len(missing)} of the base's {len(base.tensors)} tensors are missing: {_listed(missing)}"
-    if rules.missing is MissingRule.BASE:
-        return Finding(Severity.WARNING, expert.ref, f"{what}; they count as unchanged (a zero delta)")
-    return Finding(Severity.ERROR, expert.ref, f"{what}; --missing base counts them as unchanged")
+    if rules.missing is MissingRule.SKIP:
+        return Finding(Severity.WARNING, expert.ref, f"{what}; those are merged without it")
+    return Finding(Severity.ERROR, expert.ref, f"{what}; --missing skip merges those without it")
 
 
 def _extra_findings(base: Checkpoint, expert: Checkpoint, match: NameMatch) -> list[Finding]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 Value = float | int | bool | str
 Values = Mapping[str, Value]
@@ -33,7 +34,8 @@ class ExpertTensor:
     """An expert's part in one output tensor.
 
     `input` is its place in `LogicalPlan.inputs`, `name` the tensor's name in that checkpoint. It
-    covers the first `elements` elements of the output tensor; beyond, its delta is zero.
+    covers the first `elements` elements of the output tensor; beyond, its delta is zero. `position`
+    is the expert's place among its fellows in the recipe: it keys random masks.
     """
 
     input: int
@@ -41,11 +43,15 @@ class ExpertTensor:
     dtype: str
     elements: int
     parameters: Values = field(hash=False)
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMerge:
-    """One output tensor. Without experts it is the base's tensor, copied.
+    """One output tensor, made from tensor `base` of input `base_input` and from experts.
+
+    `copied` tensors (buffers, integers) are the base's as they are; so is one without experts, unless
+    its method does something to the base alone.
 
     `dtype` is how the base stores it, `out_dtype` how the output will. `row` is the length of the
     last dimension (1 for 0-d and 1-d), `row_multiple` how many rows belong together (a head).
@@ -62,6 +68,8 @@ class TensorMerge:
     reference: Values | None = field(default=None, hash=False)
     row_multiple: int = 1
     role: str = "other"
+    base_input: int = 0
+    copied: bool = False
 
     @property
     def elements(self) -> int:
@@ -85,10 +93,23 @@ class OutputFile:
     tensors: tuple[int, ...]
 
 
+# (input of the base tensor, input of the expert tensor): two models some of whose tensors meet.
+PairKey = tuple[int, int]
+
+
+def pair_keys(meetings: Iterable[PairKey], inputs: int) -> tuple[PairKey, ...]:
+    """The pairs of a merge in their one order; a merge of whole models has one for every expert."""
+    keys = set(meetings)
+    if all(base == 0 for base, _ in keys):
+        keys |= {(0, number) for number in range(1, inputs)}
+    return tuple(sorted(keys))
+
+
 @dataclass(frozen=True, slots=True)
 class LogicalPlan:
     """A whole merge. `operator` is the registry name, `method` the full name with its variant.
 
+    `config` holds what config.json must say otherwise than the base's (a frankenmerge's layer count).
     `notes` are the family report's remarks; they change nothing.
     """
 
@@ -98,4 +119,10 @@ class LogicalPlan:
     inputs: tuple[Input, ...]
     tensors: tuple[TensorMerge, ...]
     files: tuple[OutputFile, ...]
+    config: Mapping[str, Any] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
+
+    @property
+    def pairs(self) -> tuple[PairKey, ...]:
+        """Which models meet, in the order in which indices are kept."""
+        return pair_keys(((t.base_input, e.input) for t in self.tensors for e in t.experts), len(self.inputs))

@@ -39,9 +39,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One ranged read: bytes `[start, stop)` of `key` of an input, to `offset` in that input's slab."""
+    """One ranged read: bytes `[start, stop)` of `key` of an input, to `offset` in the slab of a place.
+
+    Place 0 is the tensor's base, place p its p-th expert, counted from 1.
+    """
 
     input: int
+    place: int
     key: str
     start: int
     stop: int
@@ -88,11 +92,18 @@ class Schedule:
     expert_bytes: int
 
 
-def lay_out(plan: AccessPlan, checkpoints: Sequence[Checkpoint], limits: Limits, scratch_bytes: int) -> Schedule:
+def lay_out(
+    plan: AccessPlan,
+    checkpoints: Sequence[Checkpoint],
+    limits: Limits,
+    scratch_bytes: int,
+    whole_blocks: bool = False,
+) -> Schedule:
     """Size buffers to the memory limit, merge neighbouring reads, and prove the sum within the budget.
 
-    `scratch_bytes` is what computing takes beside the slabs. Raises `MemoryLimitTooSmall` or
-    `BudgetInfeasible` before anything is read, `ManifestMismatch` if a checkpoint is not the planned one.
+    `scratch_bytes` is what computing takes beside the slabs; with `whole_blocks` no step parts a block.
+    Raises `MemoryLimitTooSmall` or `BudgetInfeasible` before anything is read, `ManifestMismatch` if a
+    checkpoint is not the planned one.
     """
     for planned, found in zip(plan.logical.inputs, checkpoints, strict=True):
         if planned.header_digest != found.header_digest:
@@ -100,7 +111,7 @@ def lay_out(plan: AccessPlan, checkpoints: Sequence[Checkpoint], limits: Limits,
                 f"{planned.ref}: tensor names, dtypes, shapes, offsets or file sizes differ from the planned ones "
                 f"(planned header {planned.header_digest}, found {found.header_digest}); plan again"
             )
-    slab_bytes, slabs = _slabs(plan, limits, scratch_bytes)
+    slab_bytes, slabs = _slabs(plan, limits, scratch_bytes, whole_blocks)
     left = 0 if plan.budget.cap is None else plan.budget.cap - plan.planned_bytes
     shards = []
     for file in plan.logical.files:
@@ -143,7 +154,7 @@ def _step(
     gap_left: int,
 ) -> tuple[Step, int]:
     input_, info = infos[0]
-    asked = [_read(input_, info, start, start, stop)]
+    asked = [_read(input_, 0, info, start, start, stop)]
     slabs = [0]
     gaps = 0
     for place, ((input_, info), expert, read) in enumerate(zip(infos[1:], tensor.experts, reads, strict=True), start=1):
@@ -154,7 +165,7 @@ def _step(
         merged = coalesce([(a * size, b * size) for a, b in runs], _GAP, gap_left - gaps)
         gaps += sum(b - a for a, b in merged) - sum(b - a for a, b in runs) * size
         slabs.append(place)
-        asked += [_read(input_, info, start, a // size, b // size) for a, b in merged]
+        asked += [_read(input_, place, info, start, a // size, b // size) for a, b in merged]
     return Step(number, start, stop, tuple(slabs), tuple(asked)), gaps
 
 
@@ -167,10 +178,10 @@ def _runs(read: NDArray[np.bool_], block: int, start: int, stop: int) -> list[tu
     return [(max(start, int(b) * block), min(stop, (int(b) + 1) * block)) for b in inside]
 
 
-def _read(input_: int, info: TensorInfo, origin: int, start: int, stop: int) -> Read:
+def _read(input_: int, place: int, info: TensorInfo, origin: int, start: int, stop: int) -> Read:
     size = info.storage.itemsize
     begin = info.extent.start
-    return Read(input_, info.extent.key, begin + start * size, begin + stop * size, (start - origin) * size)
+    return Read(input_, place, info.extent.key, begin + start * size, begin + stop * size, (start - origin) * size)
 
 
 def _spans(tensor: TensorMerge, block: int, slab_bytes: int) -> Iterator[tuple[int, int]]:
@@ -195,7 +206,7 @@ def _widest(tensor: TensorMerge) -> int:
 
 def _infos(tensor: TensorMerge, checkpoints: Sequence[Checkpoint]) -> list[tuple[int, TensorInfo]]:
     return [
-        (0, checkpoints[0].tensors[tensor.base]),
+        (tensor.base_input, checkpoints[tensor.base_input].tensors[tensor.base]),
         *((expert.input, checkpoints[expert.input].tensors[expert.name]) for expert in tensor.experts),
     ]
 
@@ -205,22 +216,30 @@ def _planned_bytes(plan: AccessPlan, tensors: Sequence[int]) -> int:
     for number in tensors:
         tensor, access = plan.logical.tensors[number], plan.tensors[number]
         blocks = -(-tensor.elements // access.block)
+        if tensor.base_input != 0:
+            total += tensor.elements * dtype(tensor.dtype).itemsize
         for place, expert in enumerate(tensor.experts):
+            if expert.input == 0:
+                continue
             numbers = np.flatnonzero(read_set(access, place, blocks))
             covered = np.clip(expert.elements - numbers * access.block, 0, access.block)
             total += int(covered.sum()) * dtype(expert.dtype).itemsize
     return total
 
 
-def _slabs(plan: AccessPlan, limits: Limits, scratch_bytes: int) -> tuple[int, int]:
+def _slabs(plan: AccessPlan, limits: Limits, scratch_bytes: int, whole_blocks: bool) -> tuple[int, int]:
     """Size and number of buffers: room for several steps, each of one slab an input and one for the result."""
     widest = max((_widest(tensor) for tensor in plan.logical.tensors), default=1)
     most = max((len(tensor.experts) for tensor in plan.logical.tensors), default=0) + 2
-    smallest = LEAF * widest
+    span = LEAF
+    if whole_blocks:
+        blocks = (min(a.block, t.elements) for a, t in zip(plan.tensors, plan.logical.tensors, strict=True))
+        span = max((LEAF, *blocks))
+    smallest = span * widest
     room = limits.memory - scratch_bytes
     if room < most * smallest:
         raise MemoryLimitTooSmall(
-            f"one span of {LEAF:,} elements of {most - 2} experts", most * smallest + scratch_bytes, limits.memory
+            f"one span of {span:,} elements of {most - 2} experts", most * smallest + scratch_bytes, limits.memory
         )
     slab = max(smallest, min(_LARGEST_SLAB, room // (most * _STEPS_AHEAD)) // smallest * smallest)
     return slab, room // slab

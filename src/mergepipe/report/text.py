@@ -7,7 +7,7 @@ from typing import Any
 
 from mergepipe.core.units import format_bytes
 from mergepipe.manifest.model import Manifest
-from mergepipe.plan.family import Family
+from mergepipe.plan.compose import Composition
 
 
 def result_lines(result: Mapping[str, Any]) -> Iterator[str]:
@@ -45,29 +45,30 @@ def bound_line(bound: Mapping[str, Any]) -> str:
     return line
 
 
-def family_lines(family: Family) -> Iterator[str]:
+def check_lines(composition: Composition) -> Iterator[str]:
     """What `check` says."""
-    merged = [tensor for tensor in family.tensors if any(part is not None for part in tensor.parts)]
-    yield f"base       {family.base.ref}: {len(family.base.tensors)} tensors, {_bytes(family.base.payload_bytes)}"
-    for expert in family.experts:
-        yield f"expert     {expert.ref}: {len(expert.tensors)} tensors, {_bytes(expert.payload_bytes)}"
-    yield f"aligned    {len(merged)} tensors to merge, {len(family.tensors) - len(merged)} copied from the base"
-    for finding in family.findings:
+    merged = sum(bool(tensor.terms) for tensor in composition.tensors)
+    for number, model in enumerate(composition.models):
+        role = "expert" if number else "base"
+        yield f"{role:10} {model.ref}: {len(model.tensors)} tensors, {_bytes(model.payload_bytes)}"
+    yield f"aligned    {merged} tensors to merge, {len(composition.tensors) - merged} taken from one model"
+    for finding in composition.findings:
         yield str(finding)
-    yield "not mergeable as it is" if family.errors else "ready to merge"
+    yield "not mergeable as it is" if composition.errors else "ready to merge"
 
 
-def family_object(family: Family) -> dict[str, Any]:
+def check_object(composition: Composition) -> dict[str, Any]:
     """What `check --json` prints."""
+    base, *experts = composition.models
     return {
-        "ok": not family.errors,
-        "base": family.base.ref,
-        "experts": [expert.ref for expert in family.experts],
-        "tensors": len(family.tensors),
-        "merged": sum(any(part is not None for part in tensor.parts) for tensor in family.tensors),
+        "ok": not composition.errors,
+        "base": base.ref,
+        "experts": [expert.ref for expert in experts],
+        "tensors": len(composition.tensors),
+        "merged": sum(bool(tensor.terms) for tensor in composition.tensors),
         "findings": [
             {"severity": finding.severity.value, "model": finding.model, "message": finding.message}
-            for finding in family.findings
+            for finding in composition.findings
         ],
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from mergepipe.core.dtypes import torch_name
@@ -13,14 +14,21 @@ from mergepipe.core.dtypes import torch_name
 _DTYPE_KEYS: Final = ("dtype", "torch_dtype")
 
 
-def output_config(base_config: Mapping[str, Any], dtype_code: str | None) -> dict[str, Any]:
+def output_config(
+    base_config: Mapping[str, Any], dtype_code: str | None, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """A copy of the base's config for an output whose float tensors are all stored as `dtype_code`.
+
+    `overrides` replace what the base states under the same keys, at the top and in its text part.
 
     Every `dtype` or `torch_dtype` that the base states is replaced, in the parts of a composite model
     (`text_config`, `vision_config`, …) too; if the top states none, `dtype` is added. With None (each tensor
     keeps the base's dtype) and for a base without config.json (`{}`) nothing is changed.
     """
     config: dict[str, Any] = copy.deepcopy(dict(base_config))
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict):
+            part.update({key: value for key, value in overrides.items() if key in part})
     if dtype_code is None or not config:
         return config
     name = torch_name(dtype_code)

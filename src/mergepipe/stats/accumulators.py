@@ -54,9 +54,10 @@ class LeafAdder:
 
     def row(self, number: int, count: int) -> Wide:
         """Where to write the `count` numbers of row `number`; zeros follow them already."""
-        flat = self._products[number].reshape(-1)
+        flat: Wide = self._products[number].reshape(-1)
         flat[count : _rows(count) * LANES] = 0.0
-        return flat[:count]
+        own: Wide = flat[:count]
+        return own
 
     def sums(self, count: int) -> Wide:
         """One sum a row, of `count` numbers each."""

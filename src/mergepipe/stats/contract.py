@@ -57,7 +57,7 @@ class RankedMaskL1Need:
 
 @dataclass(frozen=True, slots=True)
 class TrimmedL1Need:
-    """Sums for the rescale of a trimmed delta. Fact: `l1` = Σ|δ|, `kept_l1` = Σ|δ| over what `TrimNeed(density)` keeps."""
+    """Sums for the rescale of a trimmed delta. Fact: `l1` = Σ|δ|, and `kept_l1` over what `TrimNeed(density)` keeps."""
 
     density: float
 

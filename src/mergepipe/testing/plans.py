@@ -19,13 +19,14 @@ from mergepipe.execute.combine import workspace_bytes
 from mergepipe.execute.local import run_locally
 from mergepipe.index.model import BaseFacts, BlockFacts, DeltaIndex, Pair, PairTensor, Wanted
 from mergepipe.manifest.model import Receipt
-from mergepipe.operators.contract import Operator
+from mergepipe.operators.contract import Grain, Operator
 from mergepipe.operators.registry import operator as find_operator
 from mergepipe.plan.access import AccessPlan, choose, wanted_facts
-from mergepipe.plan.bind import assign_roles, bind
+from mergepipe.plan.bind import bind
 from mergepipe.plan.budget import Budget, parse_budget
+from mergepipe.plan.compose import Composition, compose
 from mergepipe.plan.cost import full_bytes, largest_block
-from mergepipe.plan.family import Family, FamilyRules, align, require_aligned
+from mergepipe.plan.family import FamilyRules
 from mergepipe.plan.logical import LogicalPlan
 from mergepipe.plan.pairs import index_pairs
 from mergepipe.plan.schedule import Limits, Schedule, lay_out
@@ -44,14 +45,14 @@ SMALL_LIMITS = Limits(memory=64 << 20, readers=2, workers=2)
 class Corridor:
     """One merge up to its logical plan: what `choose`, `lay_out` and `run_locally` take."""
 
-    family: Family
+    composition: Composition
     operator: Operator
     logical: LogicalPlan
     block_bytes: int
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        return (self.family.base, *self.family.experts)
+        return self.composition.models
 
     def budget(self, text: str | None) -> Budget:
         """The budget `text` against this merge's full read."""
@@ -59,15 +60,15 @@ class Corridor:
 
     def indices(self) -> list[DeltaIndex]:
         """One index an expert."""
-        return [index_of(pair) for pair in index_pairs(self.family, self.block_bytes)]
+        return [index_of(pair) for pair in index_pairs(self.composition, self.block_bytes)]
 
     def facts(self) -> dict[Wanted, Fact]:
         """Every fact the method wants."""
-        pairs = index_pairs(self.family, self.block_bytes)
+        pairs = index_pairs(self.composition, self.block_bytes)
         files = [(read_tensors(Path(pair.base.url)), read_tensors(Path(pair.expert.url))) for pair in pairs]
         found = {}
         for wanted in wanted_facts(self.logical, self.operator):
-            tensor = next(each for each in pairs[wanted.pair].tensors if each.base.name == wanted.tensor)
+            tensor = next(each for each in pairs[wanted.pair].tensors if each.name == wanted.tensor)
             found[wanted] = fact_of(wanted.need, _delta(tensor, *files[wanted.pair]))
         return found
 
@@ -89,7 +90,8 @@ class Corridor:
 
     def lay_out(self, plan: AccessPlan, limits: Limits = SMALL_LIMITS) -> Schedule:
         """The schedule, with the workers' temporaries taken off the memory."""
-        return lay_out(plan, self.checkpoints, limits, limits.workers * workspace_bytes(self.operator, plan))
+        scratch = limits.workers * workspace_bytes(self.operator, plan)
+        return lay_out(plan, self.checkpoints, limits, scratch, self.operator.grain is Grain.ROW)
 
     def run(self, plan: AccessPlan, folder: Path, limits: Limits = SMALL_LIMITS) -> tuple[Receipt, ...]:
         """Execute the plan into `folder`, which is made."""
@@ -122,12 +124,11 @@ def corridor(
         parameters=merge or {},
         out_dtype=out_dtype,
     )
-    roles = assign_roles(recipe, operator)
     meter = Meter()
     opened = [open_checkpoint(str(path), meter) for path in (base, *experts)]
-    family = align(opened[0], opened[1:], rules)
-    require_aligned(family)
-    return Corridor(family, operator, bind(recipe, roles, family, operator, seed, shard_bytes), block_bytes)
+    composition = compose(recipe, operator, opened, rules)
+    composition.require_aligned()
+    return Corridor(composition, operator, bind(recipe, composition, operator, seed, shard_bytes), block_bytes)
 
 
 def index_of(pair: Pair) -> DeltaIndex:
@@ -140,7 +141,7 @@ def index_of(pair: Pair) -> DeltaIndex:
         base = _values(base_files[tensor.base.name])
         spans = [(at, min(at + tensor.block, base.size)) for at in range(0, base.size, tensor.block)]
         base_raw, raw = base_files[tensor.base.name][1], expert_files[tensor.expert.name][1]
-        blocks[tensor.base.name] = BlockFacts(
+        blocks[tensor.name] = BlockFacts(
             l2=_each(spans, lambda a, b, d=delta: math.sqrt(math.fsum(_finite(d[a:b]) ** 2))),
             linf=_each(spans, lambda a, b, d=delta: np.abs(_finite(d[a:b])).max(initial=0.0)),
             l1=_each(spans, lambda a, b, d=delta: math.fsum(np.abs(_finite(d[a:b])))),
@@ -149,7 +150,7 @@ def index_of(pair: Pair) -> DeltaIndex:
             dot=_each(spans, lambda a, b, d=delta, t=base: math.fsum(_finite(d[a:b] * t[a:b]))),
             digest=_digests(spans, raw, tensor.expert.storage.itemsize, tensor.elements),
         )
-        bases[tensor.base.name] = BaseFacts(
+        bases[tensor.name] = BaseFacts(
             l2=_each(spans, lambda a, b, t=base: math.sqrt(math.fsum(_finite(t[a:b]) ** 2))),
             linf=_each(spans, lambda a, b, t=base: np.abs(_finite(t[a:b])).max(initial=0.0)),
             nonfinite=_each(spans, lambda a, b, t=base: np.count_nonzero(~np.isfinite(t[a:b])), np.int64),

@@ -127,7 +127,10 @@ def tensor_bytes(model: Path, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def values(model: Path, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     """A bfloat16 tensor in float32."""
-    return tensor_bytes(model, name).view(ml_dtypes.bfloat16).astype(np.float32)
+    floats: np.ndarray[Any, np.dtype[np.float32]] = (
+        tensor_bytes(model, name).view(ml_dtypes.bfloat16).astype(np.float32)
+    )
+    return floats
 
 
 def naive_merge(method: str, base: Path, experts: Sequence[Path]) -> Iterator[tuple[str, bytes]]:

@@ -150,10 +150,12 @@ def _sparse(masks: str = "", trims: bool = False, **extra: Any) -> dict[str, Rec
 
 
 def _drop(rows: Mapping[str, Recipe | Case], *names: str) -> dict[str, Recipe | Case]:
+    """Without some rows."""
     return {name: row for name, row in rows.items() if name not in names}
 
 
 def _needing(rows: Mapping[str, Recipe | Case], capability: str, *names: str) -> dict[str, Recipe | Case]:
+    """With some rows marked as needing a capability."""
     marked = dict(rows)
     for name in names:
         row = rows[name]
@@ -162,15 +164,22 @@ def _needing(rows: Mapping[str, Recipe | Case], capability: str, *names: str) ->
 
 
 def _epsilon(rows: Mapping[str, Recipe | Case]) -> dict[str, Recipe | Case]:
-    """DELLA's own: every density needs `0 < density ± epsilon < 1`, so those at the ends get a narrow one."""
-    narrow = {"densities": 0.05, "densities-bf16": 0.05, "density-low": 0.0005, "density-filters": 0.05,
-              "density-gradient": 0.05}  # fmt: skip
-    adapted = dict(rows)
-    for name, epsilon in narrow.items():
+    """DELLA's own: every density needs `0 < density ± epsilon < 1`, so those at the ends get a narrow one.
+
+    Of bfloat16 models most rows have equal magnitudes, whose order is not defined, and with it what is kept: float32
+    models only.
+    """
+    narrow = {"densities": 0.05, "density-low": 0.0005, "density-filters": 0.05, "density-gradient": 0.05}
+    adapted = _drop(rows, "density-bf16", "densities-bf16")
+    for name in ("density-gradient", "density-one"):
         row = rows[name]
-        case = row if isinstance(row, Case) else _in("bf16", row)
-        parameters = {**case.recipe.get("parameters", {}), "epsilon": epsilon}
-        adapted[name] = replace(case, recipe={**case.recipe, "parameters": parameters})
+        assert isinstance(row, Case)
+        adapted[name] = replace(row, family="f32-layers" if row.family == "layers" else "f32")
+    for name, epsilon in narrow.items():
+        row = adapted[name]
+        assert isinstance(row, Case)
+        parameters = {**row.recipe.get("parameters", {}), "epsilon": epsilon}
+        adapted[name] = replace(row, recipe={**row.recipe, "parameters": parameters})
     return adapted
 
 
@@ -205,7 +214,9 @@ _DELLA: Final = {
         masks="della",
     ),
     "epsilon-zero": _in("f32", with_base(sparse((0.6, 0.5), (0.4, 0.7)), epsilon=0.0), masks="della"),
-    "epsilon-gradient": _in("layers", with_base(sparse((0.6, 0.5), (0.4, 0.6)), epsilon=[0.05, 0.3]), masks="della"),
+    "epsilon-gradient": _in(
+        "f32-layers", with_base(sparse((0.6, 0.5), (0.4, 0.6)), epsilon=[0.05, 0.3]), masks="della"
+    ),
 }  # fmt: skip
 
 _BREADCRUMBS: Final = {
@@ -335,7 +346,8 @@ METHODS: Final[Mapping[str, list[Case]]] = {
         "topk-zero": with_base(models({}, {}), select_topk=0.0),
         "int8-mask": _in("f32", with_base(models({}, {}, {}), select_topk=0.3, int8_mask=True)),
         "far": _in("far", with_base(models({}, {}, {}), select_topk=0.5)),
-        "gradient": _in("layers", with_base(models({}, {}), select_topk=[0.2, 1.0])),
+        # Of bfloat16 models positions vary equally often, and which are selected moves the weights.
+        "gradient": _in("f32-layers", with_base(models({}, {}), select_topk=[0.2, 1.0])),
         "filters": _in("f32", with_base(models({}, {}), select_topk=BY_NAME)),
     }),
     "model_stock": _cases("model_stock", {

@@ -84,7 +84,7 @@ def distance(
 def ambiguous_ranks(magnitudes: Floats, first: int, last: int) -> Mask:
     """Elements of a magnitude that both is and is not kept, where ranks `[first, last)` in ascending order are.
 
-    Which of several equal magnitudes are kept is each program's own affair.
+    Which of several equal magnitudes are kept is each program's own affair; of zeros it makes no difference.
     """
     flat = magnitudes.ravel()
     ordered = np.sort(flat)
@@ -92,11 +92,11 @@ def ambiguous_ranks(magnitudes: Floats, first: int, last: int) -> Mask:
     for edge in (first, last):
         if 0 < edge < flat.size and ordered[edge - 1] == ordered[edge]:
             excluded |= flat == ordered[edge]
-    return excluded
+    return excluded & (flat != 0)
 
 
 def ambiguous_row_ranks(magnitudes: Floats) -> Mask:
-    """Elements whose magnitude occurs more than once in their row: their order in the row is not defined."""
+    """Elements, not zeros, whose magnitude occurs more than once in their row: their order in it is not defined."""
     rows = magnitudes.reshape(-1, magnitudes.shape[-1]) if magnitudes.ndim else magnitudes.reshape(1, 1)
     order = np.argsort(rows, axis=1, kind="stable")
     ordered = np.take_along_axis(rows, order, axis=1)
@@ -106,12 +106,12 @@ def ambiguous_row_ranks(magnitudes: Floats) -> Mask:
     repeated[:, :-1] |= same
     excluded = np.zeros(rows.shape, np.bool_)
     np.put_along_axis(excluded, order, repeated, axis=1)
-    return excluded.ravel()
+    return excluded.ravel() & (magnitudes.ravel() != 0)
 
 
-def near(values: Floats, threshold: float, relative: float) -> Mask:
-    """Elements so near a threshold that rounding decides on which side they are."""
-    close: Mask = np.abs(values.ravel() - threshold) <= relative * abs(threshold)
+def near(values: Floats, threshold: float, relative: float, noise: Floats | float = 0.0) -> Mask:
+    """Elements so near a threshold that rounding decides on which side they are; `noise` is each value's own."""
+    close: Mask = np.abs(values.ravel() - threshold) <= relative * abs(threshold) + noise
     return close
 
 

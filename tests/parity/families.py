@@ -236,6 +236,7 @@ FAMILIES: Mapping[str, Callable[[Path], None]] = {
     "bf16": plain(),
     "layers": plain(layers=4),
     "f32": plain("F32"),
+    "f32-layers": plain("F32", layers=4),
     "touched": plain(untouched=0.0),
     "far": plain("F32", scale=0.4, untouched=0.0),
     "tied": plain(tied=True),

@@ -80,6 +80,7 @@ def test_ties_at_the_edge_of_a_trim_only() -> None:
     assert not ambiguous_ranks(values, 1, 7).any()
     assert ambiguous_ranks(values, 1, 5).tolist() == [False, False, False, False, True, True, False]
     assert not ambiguous_ranks(values, 0, 7).any()
+    assert not ambiguous_ranks(floats(0, 0, 0, 1), 1, 4).any()  # which zeros are kept makes no difference
 
 
 def test_ties_of_a_row() -> None:
@@ -87,11 +88,14 @@ def test_ties_of_a_row() -> None:
     assert ambiguous_row_ranks(floats(1, 2, 1, 3).reshape(2, 2)).tolist() == [False] * 4
     assert ambiguous_row_ranks(floats(1, 1, 2, 3).reshape(2, 2)).tolist() == [True, True, False, False]
     assert ambiguous_row_ranks(floats(5, 1, 5, 2)).tolist() == [True, False, True, False]
+    assert not ambiguous_row_ranks(floats(0, 0, 1)).any()
 
 
 def test_near_a_threshold() -> None:
-    """Relative to the threshold, on both sides."""
-    assert near(floats(0.9, 0.99, 1.01, 1.1), 1.0, 0.05).tolist() == [False, True, True, False]
+    """Relative to the threshold, on both sides; a value's own noise comes on top."""
+    values = floats(0.9, 0.99, 1.01, 1.1)
+    assert near(values, 1.0, 0.05).tolist() == [False, True, True, False]
+    assert near(values, 1.0, 0.05, floats(0.1, 0, 0, 0)).tolist() == [True, True, True, False]
 
 
 def test_elections_that_rounding_decides() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from mergepipe import api
 from mergepipe.operators.registry import MERGEKIT_METHODS, names
 from mergepipe.testing.checkpoints import read_floats, read_tensors
 from tests.parity.batch import Place
 from tests.parity.capabilities import supported
 from tests.parity.cases import FEATURES, METHODS, OUT_DTYPES, Case
-from tests.parity.compare import Floats, Mask, distance
+from tests.parity.compare import distance
+from tests.parity.measure import comparisons
 from tests.parity.peer import Outcome
-from tests.parity.undefined import undefined
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]  # the first test waits for mergekit's whole batch
 
@@ -39,18 +38,12 @@ def test_method(case: Case, out_dtype: str, theirs: Callable[[str], Outcome], pl
     assert peer.error is None
     mine = place.ours(case, out_dtype, tmp_path)
     require_same_tensors(mine, peer.out, CODES[out_dtype])
-    plan = api.recorded_plan(mine)
-    models = [read_floats(Path(each.url)) for each in plan.logical.inputs]
-    left, right = read_floats(mine), read_floats(peer.out)
     excluded = total = 0
-    for tensor in plan.logical.tensors:
-        base = models[0][tensor.base]
-        experts = [models[expert.input][expert.name] for expert in tensor.experts]
-        skipped = undefined(case.method, tensor, base, experts) if experts else np.zeros(base.size, np.bool_)
-        require_near(tensor.name, [base, *experts], left[tensor.name], right[tensor.name], out_dtype, skipped)
-        excluded, total = excluded + int(skipped.sum()), total + base.size
+    for found in comparisons(case, out_dtype, mine, peer.out):
+        assert found.distance.within, str(found)
         if case.keeps and out_dtype == "float32":
-            assert np.count_nonzero(left[tensor.name] - base) == np.count_nonzero(right[tensor.name] - base)
+            assert found.changed[0] == found.changed[1], found.name
+        excluded, total = excluded + found.excluded, total + found.mine.size
     assert excluded <= MOST_EXCLUDED * total
 
 
@@ -76,7 +69,8 @@ def test_feature(case: Case, out_dtype: str, theirs: Callable[[str], Outcome], p
             values, other = values[order], other[other_order]
         # Where an element comes from is the question here: its inputs are taken to be of the tensor's usual size.
         usual = np.full_like(values, np.sqrt(np.mean(np.square(values, dtype=np.float64))))
-        require_near(name, [usual], values, other, out_dtype, None)
+        found = distance([usual], values, other, out_dtype)
+        assert found.within, f"{name}: {found}"
 
 
 def test_every_method_of_mergekit_has_cases() -> None:
@@ -99,19 +93,6 @@ def require_same_tensors(mine: Path, theirs: Path, code: str) -> None:
     left, right = read_tensors(mine), read_tensors(theirs)
     assert {name: shape for name, (_, _, shape) in left.items()} == {n: shape for n, (_, _, shape) in right.items()}
     assert {found for found, _, _ in (*left.values(), *right.values())} == {code}
-
-
-def require_near(
-    name: str, inputs: Sequence[Floats], mine: Floats, theirs: Floats, out_dtype: str, skipped: Mask | None
-) -> None:
-    """Every compared element within the allowed units in the last place."""
-    found = distance(inputs, mine, theirs, out_dtype, skipped)
-    here = found.where
-    assert found.within, (
-        f"{name}, element {here} of {mine.size}: {float(mine.ravel()[here])!r}, mergekit "
-        f"{float(theirs.ravel()[here])!r}, of {[float(values.ravel()[here]) for values in inputs]}: "
-        f"{found.worst:.3g} ulp of {out_dtype}"
-    )
 
 
 def require_same_config(mine: Path, theirs: Path) -> None:

@@ -19,8 +19,11 @@ _TRIMMED = frozenset({"ties", "breadcrumbs", "breadcrumbs_ties"})
 _RANKED = frozenset({"della", "della_linear"})
 _ELECTED = frozenset({"ties", "dare_ties", "breadcrumbs_ties", "della"})
 
-# How far from a threshold float32 sums may put a value: sce's variance, arcee_fusion's importance.
-_VARIANCE, _IMPORTANCE = 1e-4, 0.05
+# How far from its threshold float32 may put a value, as a share of it: sce's variance, arcee_fusion's importance.
+_VARIANCE, _IMPORTANCE = 1e-4, 0.005
+# A row's divergence is what is left of terms that cancel, about 1e-5 for a light fine-tune, and mergekit's float32
+# is off by up to this much: in a row, and in the middle of a tensor's rows, on which the threshold depends.
+_DIVERGENCE, _MEDIAN_DIVERGENCE = 2.5e-7, 2e-8
 
 
 def undefined(method: str, tensor: TensorMerge, base: Floats, experts: Sequence[Floats]) -> Mask:
@@ -39,7 +42,7 @@ def undefined(method: str, tensor: TensorMerge, base: Floats, experts: Sequence[
         if method in _TRIMMED:
             excluded |= ambiguous_ranks(np.abs(delta), *_kept_ranks(method, parameters, delta.size))
         if method in _RANKED:
-            excluded |= ambiguous_row_ranks(np.abs(delta)) & (delta.ravel() != 0)
+            excluded |= ambiguous_row_ranks(np.abs(delta))
     if method in _ELECTED:
         excluded |= drawn_elections(_votes(method, tensor, deltas))
     return excluded
@@ -106,7 +109,10 @@ def _near_importance_threshold(base: Floats, expert: Floats) -> Mask:
     before, after = (np.exp(each - each.max(axis=-1, keepdims=True)) for each in rows)
     before, after = (each / each.sum(axis=-1, keepdims=True) + 1e-8 for each in (before, after))
     divergence = (after * np.log(after / before)).sum(axis=-1, keepdims=True)
-    importance = (np.abs(rows[1] - rows[0]) * divergence).ravel()
+    size = np.abs(rows[1] - rows[0])
+    importance = (size * divergence).ravel()
     ordered = np.sort(importance)
     low, middle, high = (ordered[int(share * (ordered.size - 1))] for share in (0.25, 0.5, 0.75))
-    return near(importance, float(middle + 1.5 * (high - low)), _IMPORTANCE)
+    threshold = float(middle + 1.5 * (high - low))
+    off = _IMPORTANCE + _MEDIAN_DIVERGENCE / max(float(np.median(divergence)), _MEDIAN_DIVERGENCE)
+    return near(importance, threshold, off, _DIVERGENCE * size.ravel()) & (size.ravel() != 0)

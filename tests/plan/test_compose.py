@@ -46,7 +46,7 @@ def layer_of(tensors: dict[str, Any], layer: int) -> dict[str, Any]:
 
 
 def test_a_frankenmerge_stacks_layers_as_they_are(family: Path, tmp_path: Path) -> None:
-    """Layers keep their bytes and get new numbers; embeddings come from the first slice, norm and head from the last."""
+    """Layers keep their bytes and get new numbers; embeddings are the first slice's, norm and head the last's."""
     document = {
         "merge_method": "passthrough",
         "slices": [

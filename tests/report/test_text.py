@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mergepipe.checkpoint.model import Checkpoint
 from mergepipe.checkpoint.opening import open_checkpoint
 from mergepipe.manifest.model import FileRecord, Identity, InputRecord, Manifest, Run
 from mergepipe.plan.bounds import EXACT, Bound, no_bound
+from mergepipe.plan.compose import Composition, compose_models
 from mergepipe.plan.family import FamilyRules, align
 from mergepipe.report.model import Seconds, merge_result, plan_result, reads_of
-from mergepipe.report.text import bound_line, family_lines, family_object, manifest_lines, result_lines, sweep_lines
+from mergepipe.report.text import bound_line, check_lines, check_object, manifest_lines, result_lines, sweep_lines
 from mergepipe.store.meter import Meter
 from mergepipe.testing.checkpoints import write_checkpoint, write_family
 from mergepipe.testing.plans import Corridor, corridor
@@ -93,21 +95,27 @@ def test_what_check_says(tmp_path: Path) -> None:
     paths = [write_checkpoint(tmp_path / "base", tensors), write_checkpoint(tmp_path / "a", {"w": tensors["w"]})]
     meter = Meter()
     base, expert = (open_checkpoint(str(path), meter) for path in paths)
-    family = align(base, [expert], FamilyRules())
-    lines = list(family_lines(family))
+
+    def composed(*models: Checkpoint) -> Composition:
+        family = align(models[0], models[1:], FamilyRules())
+        return compose_models(family, {}, None, [{} for _ in models[1:]])
+
+    composition = composed(base, expert)
+    lines = list(check_lines(composition))
     assert lines[0] == f"base       {base.ref}: 2 tensors, 32 bytes"
     assert lines[1] == f"expert     {expert.ref}: 1 tensors, 16 bytes"
-    assert "aligned    1 tensors to merge, 1 copied from the base" in lines
+    assert lines[2] == "aligned    1 tensors to merge, 1 taken from one model"
+    assert lines[3:-1] == [str(finding) for finding in composition.findings]
     assert lines[-1] == "ready to merge"
-    assert lines[3:-1] == [str(finding) for finding in family.findings]
-    plain = family_object(family)
+    plain = check_object(composition)
     assert (plain["ok"], plain["base"], plain["experts"]) == (True, base.ref, [expert.ref])
     assert (plain["tensors"], plain["merged"]) == (2, 1)
-    assert [each["message"] for each in plain["findings"]] == [each.message for each in family.findings]
-    broken = align(expert, [base, open_checkpoint(str(write_family(tmp_path / "other").base), meter)], FamilyRules())
-    assert list(family_lines(broken))[-1] == "not mergeable as it is"
-    assert family_object(broken)["ok"] is False
-    assert {each["severity"] for each in family_object(broken)["findings"]} >= {"error"}
+    assert [each["message"] for each in plain["findings"]] == [each.message for each in composition.findings]
+    stranger = open_checkpoint(str(write_family(tmp_path / "other").base), meter)
+    broken = composed(expert, base, stranger)
+    assert list(check_lines(broken))[-1] == "not mergeable as it is"
+    assert check_object(broken)["ok"] is False
+    assert {each["severity"] for each in check_object(broken)["findings"]} >= {"error"}
 
 
 def test_a_manifests_lines_name_inputs_and_files() -> None:

@@ -22,7 +22,7 @@ from mergepipe.demo.text import domains
 from mergepipe.demo.tokenizer import tokens_of
 from mergepipe.demo.train import load, loss_of
 
-_AT_ONCE: Final = 32  # windows
+_AT_ONCE: Final = 64  # windows
 
 
 def evaluate(models: Sequence[Path], settings: DemoSettings) -> dict[str, dict[str, float]]:
@@ -44,8 +44,8 @@ def _windows(documents: Sequence[bytes], settings: DemoSettings) -> torch.Tensor
 
 @torch.inference_mode()
 def _loss(model: Llama, windows: torch.Tensor) -> float:
-    parts = [(float(loss_of(model, part)), len(part)) for part in windows.split(_AT_ONCE)]
-    return sum(loss * count for loss, count in parts) / len(windows)
+    parts = [windows[start : start + _AT_ONCE] for start in range(0, len(windows), _AT_ONCE)]
+    return sum(float(loss_of(model, part)) * len(part) for part in parts) / len(windows)
 
 
 if __name__ == "__main__":

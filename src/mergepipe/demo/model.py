@@ -48,7 +48,7 @@ class Attention(nn.Module):
         return out
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, self.shape.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], heads, self.shape.head_dim).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -127,10 +127,15 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def initialise(model: Llama, seed: int) -> None:
-    """Normal weights of standard deviation 0.02, smaller where a layer writes to the stream; norms are one."""
+    """Normal weights: 0.1 for the embedding, else 1/√(inputs), less where a layer writes to the stream; norms are one.
+
+    Wider than the usual 0.02, so that a training of a few hundred steps gets somewhere.
+    """
     generator = torch.Generator().manual_seed(seed)
-    layers = model.model.shape.layers
+    writers = 2 * model.model.shape.layers
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            writes = name.endswith(("o_proj.weight", "down_proj.weight"))
-            nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if writes else 0.02, generator=generator)
+            spread: float = 0.1 if "embed_tokens" in name else parameter.shape[1] ** -0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                spread /= writers**0.5
+            nn.init.normal_(parameter, std=spread, generator=generator)

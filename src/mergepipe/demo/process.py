@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,9 +21,13 @@ def lines_of(module: str, words: Sequence[str]) -> Iterator[str]:
     """
     # -P: a torch.py in the current directory is not torch.
     command = [sys.executable, "-P", "-m", module, *words]
+    # Threads that spin while they wait for each other stand still when the cores are busy with something else.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     with (
         tempfile.TemporaryFile() as said,
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, env=environment
+        ) as process,
     ):
         for line in process.stdout or ():
             yield line.rstrip("\n")

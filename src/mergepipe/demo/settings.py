@@ -13,12 +13,12 @@ from mergepipe.demo.tokenizer import VOCABULARY
 class ModelShape:
     """The sizes of a Llama with tied embeddings."""
 
-    layers: int = 4
-    hidden: int = 160
-    heads: int = 5
-    kv_heads: int = 1
-    intermediate: int = 448
-    context: int = 128
+    layers: int = 3
+    hidden: int = 192
+    heads: int = 6
+    kv_heads: int = 2
+    intermediate: int = 512
+    context: int = 64
     vocabulary: int = VOCABULARY
     epsilon: float = 1e-5
     rope_theta: float = 10000.0
@@ -38,11 +38,11 @@ class DemoSettings:
     shape: ModelShape = field(default_factory=ModelShape)
     seed: int = 0
     batch: int = 12
-    base_steps: int = 240
-    expert_steps: int = 100
-    base_rate: float = 4e-3
-    expert_rate: float = 1.5e-3
-    windows: int = 96
+    base_steps: int = 360
+    expert_steps: int = 120
+    base_rate: float = 2.5e-3
+    expert_rate: float = 1e-3
+    windows: int = 128
 
     def as_object(self) -> dict[str, Any]:
         """As JSON has it."""

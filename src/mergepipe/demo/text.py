@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import sysconfig
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Final, TypeVar
+from typing import Final
 
 from mergepipe.errors import SourceError
 
 NAMES: Final = ("code", "manual", "names")
 
-_T = TypeVar("_T")
-
 _HELD_OUT_EVERY: Final = 8
 _ENOUGH: Final = 200_000  # bytes of training text
-_MOST: Final = 1_000_000
 
 # Names made from a code point or a number say nothing a model could learn.
 _NUMBERED: Final = ("CJK ", "HANGUL SYLLABLE", "TANGUT ", "NUSHU CHARACTER", "KHITAN ")
@@ -47,13 +44,9 @@ def domains() -> tuple[Domain, ...]:
 def _split(name: str, documents: Iterable[str]) -> Domain:
     train: list[bytes] = []
     held_out: list[bytes] = []
-    size = 0
     for number, document in enumerate(documents):
         raw = document.encode()
         (held_out if number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1 else train).append(raw)
-        size += len(raw)
-        if size > _MOST:
-            break
     found = sum(map(len, train))
     if found < _ENOUGH or not held_out:
         raise SourceError(
@@ -64,24 +57,18 @@ def _split(name: str, documents: Iterable[str]) -> Domain:
 
 
 def _sources() -> Iterator[str]:
-    for path in _spread(sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))):
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         yield path.read_text(encoding="utf-8", errors="replace")
 
 
 def _manual() -> Iterator[str]:
-    for topic in _spread(sorted(topics)):
+    for topic in sorted(topics):
         yield topics[topic]
 
 
 def _names() -> Iterator[str]:
-    for start in _spread(range(_CODE_POINTS.start, _CODE_POINTS.stop, _RUN)):
+    for start in range(_CODE_POINTS.start, _CODE_POINTS.stop, _RUN):
         named = ((point, unicodedata.name(chr(point), "")) for point in range(start, start + _RUN))
         lines = [f"{point:04X} {name}\n" for point, name in named if name and not name.startswith(_NUMBERED)]
         if lines:
             yield "".join(lines)
-
-
-def _spread(ordered: Sequence[_T]) -> Iterator[_T]:
-    """Every 61st, then every 61st from the second on, and so on: any start of it is a fair sample."""
-    for offset in range(61):
-        yield from ordered[offset::61]

@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 
 import numpy as np
@@ -30,6 +32,7 @@ from mergepipe.demo.tokenizer import tokens_of
 
 _THREADS = 2  # fixed: sums over threads depend on their number
 _WARM_UP = 20  # steps
+_RECENT = 20  # steps whose mean loss is told
 
 
 def train_family(folder: Path, settings: DemoSettings, say: Callable[[str], None]) -> None:
@@ -79,20 +82,21 @@ def _train(
     """AdamW, with a warm-up and then a half cosine; each step sees every text equally often."""
     started = perf_counter()
     generator = torch.Generator().manual_seed(1000 * settings.seed + stage)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _share(step, steps))
-    loss = torch.zeros(())
+    recent: deque[float] = deque(maxlen=_RECENT)
     for _ in range(steps):
         rows = settings.batch // len(texts)
         windows = torch.cat([_draw(text, rows, settings.shape.context, generator) for text in texts])
         loss = loss_of(model, windows)
         optimiser.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
+        recent.append(float(loss.detach()))
     took = perf_counter() - started
-    say(f"trained {name}: {steps} steps in {took:.0f} s, last loss {float(loss):.2f} nats per byte")
+    say(f"trained {name}: {steps} steps in {took:.0f} s, loss {fmean(recent):.2f} nats per byte")
 
 
 def _share(step: int, steps: int) -> float:

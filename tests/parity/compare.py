@@ -92,7 +92,8 @@ def ambiguous_ranks(magnitudes: Floats, first: int, last: int) -> Mask:
     for edge in (first, last):
         if 0 < edge < flat.size and ordered[edge - 1] == ordered[edge]:
             excluded |= flat == ordered[edge]
-    return excluded & (flat != 0)
+    excluded &= flat != 0
+    return excluded
 
 
 def ambiguous_row_ranks(magnitudes: Floats) -> Mask:
@@ -106,7 +107,8 @@ def ambiguous_row_ranks(magnitudes: Floats) -> Mask:
     repeated[:, :-1] |= same
     excluded = np.zeros(rows.shape, np.bool_)
     np.put_along_axis(excluded, order, repeated, axis=1)
-    return excluded.ravel() & (magnitudes.ravel() != 0)
+    excluded &= rows != 0
+    return excluded.ravel()
 
 
 def near(values: Floats, threshold: float, relative: float, noise: Floats | float = 0.0) -> Mask:

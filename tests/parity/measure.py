@@ -1,7 +1,4 @@
-"""How far one case's two models are apart; as a script, the table of docs/parity.md.
-
-python -m tests.parity.measure      (in the checkout, with the peer set up)
-"""
+"""How far one case's two models are apart. As a script (`python -m tests.parity.measure`), the table of docs/parity.md."""
 
 from __future__ import annotations
 

@@ -115,4 +115,6 @@ def _near_importance_threshold(base: Floats, expert: Floats) -> Mask:
     low, middle, high = (ordered[int(share * (ordered.size - 1))] for share in (0.25, 0.5, 0.75))
     threshold = float(middle + 1.5 * (high - low))
     off = _IMPORTANCE + _MEDIAN_DIVERGENCE / max(float(np.median(divergence)), _MEDIAN_DIVERGENCE)
-    return near(importance, threshold, off, _DIVERGENCE * size.ravel()) & (size.ravel() != 0)
+    excluded = near(importance, threshold, off, _DIVERGENCE * size.ravel())
+    excluded &= size.ravel() != 0
+    return excluded

@@ -31,19 +31,21 @@ class Scratch:
 
     def __init__(self, capacity: int, compute: np.dtype[Any], xp: Namespace = np) -> None:
         self.capacity = capacity
-        self._compute = compute
         self._xp = xp
+        self._float = getattr(xp, compute.name)
+        self._flag = np.bool_ if xp is np else xp.bool
         self._arrays: dict[str, Array] = {}
 
     def floats(self, name: str, count: int) -> Array:
         """`count` uninitialised elements of the compute dtype."""
-        return self._get(name, getattr(self._xp, self._compute.name), count)
+        return self._get(name, self._float, count)
 
     def flags(self, name: str, count: int) -> Array:
         """`count` uninitialised booleans."""
-        return self._get("?" + name, self._xp.bool if self._xp is not np else np.bool_, count)
+        return self._get("?" + name, self._flag, count)
 
     def _get(self, name: str, kind: Any, count: int) -> Array:
-        if name not in self._arrays:
-            self._arrays[name] = self._xp.empty(self.capacity, dtype=kind)
-        return self._arrays[name][:count]
+        array = self._arrays.get(name)
+        if array is None:
+            array = self._arrays[name] = self._xp.empty(self.capacity, dtype=kind)
+        return array if count == self.capacity else array[:count]

@@ -23,10 +23,10 @@ Losses = Mapping[str, float]
 
 _FULL: Final = "100%"
 
-# Parameters of each expert, and the budgets to merge at; the full read is what the others are compared with.
+# The recipes' parameters, and the budgets to merge at. The full read is what the others are compared with.
 _METHODS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "task_arithmetic": ("{weight: 0.5}", ("10%", "30%", _FULL)),
-    "ties": ("{weight: 1.0, density: 0.5}", ("10%", "30%", _FULL)),
+    "task_arithmetic": ("{weight: 0.4}", ("10%", "30%", _FULL)),
+    "ties": ("{weight: 1.0, density: 0.5, lambda: 0.5}", ("10%", "30%", _FULL)),
 }
 
 
@@ -141,9 +141,8 @@ def _merge_all(
 def _recipe(method: str, parameters: str, family: Family) -> str:
     # Whole paths: a relative one would be looked for in the current directory first.
     lines = [f"merge_method: {method}", f"base_model: {json.dumps(str(family.base))}", "models:"]
-    for path in family.experts.values():
-        lines += [f"  - model: {json.dumps(str(path))}", f"    parameters: {parameters}"]
-    return "\n".join([*lines, "dtype: bfloat16", ""])
+    lines += [f"  - model: {json.dumps(str(path))}" for path in family.experts.values()]
+    return "\n".join([*lines, f"parameters: {parameters}", "dtype: bfloat16", ""])
 
 
 def _output(place: Path, method: str, budget: str) -> Path:

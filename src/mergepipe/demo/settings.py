@@ -41,8 +41,8 @@ class DemoSettings:
     base_steps: int = 360
     expert_steps: int = 120
     base_rate: float = 2.5e-3
-    expert_rate: float = 1e-3
-    windows: int = 128
+    expert_rate: float = 5e-4
+    windows: int = 96
 
     def as_object(self) -> dict[str, Any]:
         """As JSON has it."""

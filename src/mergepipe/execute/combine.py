@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +21,8 @@ from mergepipe.plan.schedule import Step
 
 Raw = NDArray[np.uint8]
 
-# What a core's second-level cache holds of a tile's arrays; measured, speed only.
-_CACHE_BYTES = 768 << 10
+# A tile's arrays at most; measured: larger tiles leave the caches, smaller ones pay more calls. Speed only.
+_CACHE_BYTES = 4 << 20
 _SMALLEST_TILE, _LARGEST_TILE = 4096, 65536
 # Base, result and one decoded temporary, beside what the operator takes.
 _OWN_ARRAYS = 3
@@ -48,7 +49,7 @@ class StepResult:
 
 
 def tile_elements(operator: Operator, plan: AccessPlan) -> int:
-    """Elements of a tile: a power of two whose arrays stay in the second-level cache; room for the longest row."""
+    """Elements of a tile: a power of two whose arrays stay in the caches; room for the longest row."""
     experts = max((len(tensor.experts) for tensor in plan.logical.tensors), default=0)
     arrays = operator.scratch_arrays(experts) + _OWN_ARRAYS
     count = _LARGEST_TILE
@@ -176,12 +177,11 @@ def _delta(
     def write(out: Array) -> None:
         inner = out[:covered]
         decode(raw, stored, inner)
-        with np.errstate(invalid="ignore", over="ignore"):
-            np.subtract(inner, base[:covered], out=inner)
-            sum_ = np.add.reduce(inner)
+        np.subtract(inner, base[:covered], out=inner)
+        sum_ = np.add.reduce(inner)
         if covered < count:
             out[covered:] = 0.0
-        if not np.isfinite(sum_) and not plan.allow_nonfinite:
+        if not math.isfinite(sum_) and not plan.allow_nonfinite:
             _require_finite(base, plan.logical.inputs[task.tensor.base_input].ref, task.tensor.base, first)
             values = decode(raw, stored, np.empty_like(inner))
             _require_finite(values, plan.logical.inputs[part.input].ref, part.name, first)

@@ -427,7 +427,7 @@ def _index(
 
 
 def _lay_out(access: AccessPlan, operator: Operator, checkpoints: Sequence[Checkpoint], limits: Limits) -> Schedule:
-    scratch = limits.workers * workspace_bytes(operator, access)
+    scratch = limits.workers * workspace_bytes(operator, access, limits)
     return lay_out(access, checkpoints, limits, scratch, operator.grain is Grain.ROW)
 
 

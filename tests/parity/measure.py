@@ -1,4 +1,4 @@
-"""How far one case's two models are apart. As a script (`python -m tests.parity.measure`), the table of docs/parity.md."""
+"""How far one case's two models are apart; as a script, the table of docs/parity.md from all cases."""
 
 from __future__ import annotations
 

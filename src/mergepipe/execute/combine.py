@@ -17,7 +17,7 @@ from mergepipe.errors import NonFiniteError
 from mergepipe.operators.contract import Grain, Operator, Tile
 from mergepipe.plan.access import AccessPlan
 from mergepipe.plan.logical import TensorMerge
-from mergepipe.plan.schedule import Step
+from mergepipe.plan.schedule import Limits, Step
 
 Raw = NDArray[np.uint8]
 
@@ -48,28 +48,33 @@ class StepResult:
     leaves: Mapping[int, Sequence[tuple[int, list[bytes]]]] = field(hash=False)
 
 
-def tile_elements(operator: Operator, plan: AccessPlan) -> int:
+def tile_elements(operator: Operator, plan: AccessPlan, limits: Limits) -> int:
     """Elements of a tile: a power of two whose arrays stay in the caches; room for the longest row."""
-    experts = max((len(tensor.experts) for tensor in plan.logical.tensors), default=0)
-    arrays = operator.scratch_arrays(experts) + _OWN_ARRAYS
+    room = min(_CACHE_BYTES, limits.memory // (4 * limits.workers))
     count = _LARGEST_TILE
-    while count > _SMALLEST_TILE and count * 4 * arrays > _CACHE_BYTES:
+    while count > _SMALLEST_TILE and count * _element_bytes(operator, plan) > room:
         count //= 2
     if operator.grain is Grain.ROW:
         count = max((count, *(_row(tensor) for tensor in plan.logical.tensors)))
     return count
 
 
+def workspace_bytes(operator: Operator, plan: AccessPlan, limits: Limits) -> int:
+    """Bytes one worker's temporaries take at most."""
+    return tile_elements(operator, plan, limits) * _element_bytes(operator, plan)
+
+
+def _element_bytes(operator: Operator, plan: AccessPlan) -> int:
+    """Bytes of temporaries an element of a tile takes: float32 and float64 arrays where both occur, and flags."""
+    experts = max((len(tensor.experts) for tensor in plan.logical.tensors), default=0)
+    arrays = operator.scratch_arrays(experts) + _OWN_ARRAYS
+    sizes = {8 if tensor.wide else 4 for tensor in plan.logical.tensors} or {4}
+    return arrays * sum(sizes) + 4
+
+
 def _row(tensor: TensorMerge) -> int:
     """Elements of one row: of the last dimension; a vector is one row."""
     return max(1, tensor.shape[-1]) if tensor.shape else 1
-
-
-def workspace_bytes(operator: Operator, plan: AccessPlan) -> int:
-    """Bytes one worker's temporaries take at most (float32 and float64 tensors in one merge)."""
-    experts = max((len(tensor.experts) for tensor in plan.logical.tensors), default=0)
-    arrays = operator.scratch_arrays(experts) + _OWN_ARRAYS
-    return tile_elements(operator, plan) * arrays * 14
 
 
 class Workspace:

@@ -120,7 +120,7 @@ class _Pipeline:
         self._readers = ThreadPoolExecutor(work.limits.readers, "mergepipe-read")
         self._workers = ThreadPoolExecutor(work.limits.workers, "mergepipe-combine")
         self._stopped = False
-        capacity = tile_elements(work.operator, work.plan)
+        capacity = tile_elements(work.operator, work.plan, work.limits)
         self._spaces = deque(Workspace(capacity) for _ in range(work.limits.workers))
 
     def __enter__(self) -> _Pipeline:

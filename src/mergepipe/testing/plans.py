@@ -90,7 +90,7 @@ class Corridor:
 
     def lay_out(self, plan: AccessPlan, limits: Limits = SMALL_LIMITS) -> Schedule:
         """The schedule, with the workers' temporaries taken off the memory."""
-        scratch = limits.workers * workspace_bytes(self.operator, plan)
+        scratch = limits.workers * workspace_bytes(self.operator, plan, limits)
         return lay_out(plan, self.checkpoints, limits, scratch, self.operator.grain is Grain.ROW)
 
     def run(self, plan: AccessPlan, folder: Path, limits: Limits = SMALL_LIMITS) -> tuple[Receipt, ...]:

@@ -17,8 +17,11 @@ _BUFFER = 8 << 20
 def read(path: str, count: int) -> None:
     """Read the first `count` bytes of a file, or all of it if `count` is -1. `EOFError` if it has fewer."""
     buffer = memoryview(bytearray(_BUFFER))
-    left = os.stat(path).st_size if count < 0 else count  # noqa: PTH116 - pathlib takes longer to import than this
+    size = os.stat(path).st_size  # noqa: PTH116 - pathlib takes longer to import than this
+    left = size if count < 0 else count
     with open(path, "rb", buffering=0) as source:  # noqa: PTH123 - the same
+        if left < size:  # no read-ahead: it would fetch what is not asked for
+            os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         while left:
             got = source.readinto(buffer[: min(left, _BUFFER)])
             if not got:

@@ -595,7 +595,7 @@ def _write_sidecars(planned: Planned, staging: Staging, receipts: Sequence[Recei
     finally:
         store.close()
     written = dict.fromkeys(copied)
-    floats = {t.out_dtype for t in logical.tensors if dtype(t.dtype).is_float and t.experts}
+    floats = {t.out_dtype for t in logical.tensors if dtype(t.dtype).is_float and not t.copied}
     texts: dict[str, bytes] = {}
     if base.config:
         config = output_config(base.config, floats.pop() if len(floats) == 1 else None, logical.config)

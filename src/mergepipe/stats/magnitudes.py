@@ -224,25 +224,21 @@ class Magnitudes:
 
     def _look_up(self, spots: Sequence[_Spot], look: Look) -> list[MagnitudeCut]:
         positions: dict[_Spot, int] = {}
-        inside = sorted({spot for spot in spots if spot.record is not None}, key=lambda spot: spot.record or 0)
-        groups = [(number, list(group)) for number, group in groupby(inside, key=lambda spot: spot.record or 0)]
+        inside = sorted({(spot.record, spot.pattern, spot.rank) for spot in spots if spot.record is not None})
+        groups = [(n, [_Search(pattern, rank) for _, pattern, rank in group]) for n, group in groupby(inside, _first)]
         spans = [(n * self._size, min((n + 1) * self._size, self._elements)) for n, _ in groups]
-        seen: dict[_Spot, int] = {}
         at = 0
         for start, magnitudes in look(spans):
             while start >= spans[at][1]:
                 at += 1
             for first, stop in leaf_spans(magnitudes.size):
                 patterns = magnitudes[first:stop].view(self._bits)
-                flags = self._flags[: patterns.size]
-                for spot in groups[at][1]:
-                    if spot in positions:
-                        continue
-                    np.equal(patterns, self._bits.type(spot.pattern), out=flags)
-                    before = seen.get(spot, 0)
-                    seen[spot] = before + int(np.count_nonzero(flags))
-                    if seen[spot] >= spot.rank:
-                        positions[spot] = start + first + _nth(flags, spot.rank - before)
+                for search in groups[at][1]:
+                    if search.left > 0:
+                        equal = np.equal(patterns, self._bits.type(search.pattern), out=self._flags[: patterns.size])
+                        search.advance(start + first, np.flatnonzero(equal))
+        for number, searches in groups:
+            positions |= {_Spot(search.pattern, number, search.rank): search.position for search in searches}
         beyond = self._elements - 1
         return [
             _cut(spot.pattern, positions[spot] if spot.record is not None else beyond + spot.rank, self._compute)
@@ -282,6 +278,24 @@ class _Spot:
     pattern: int
     record: int | None
     rank: int
+
+
+def _first(spot: tuple[int, int, int]) -> int:
+    return spot[0]
+
+
+class _Search:
+    """The position of a pattern's `rank`-th occurrence, sought in tile after tile."""
+
+    def __init__(self, pattern: int, rank: int) -> None:
+        self.pattern, self.rank = pattern, rank
+        self.left, self.position = rank, -1
+
+    def advance(self, start: int, occurrences: NDArray[np.int64]) -> None:
+        """The next tile begins at `start` and has the pattern at these places."""
+        if self.left <= occurrences.size:
+            self.position = start + int(occurrences[self.left - 1])
+        self.left -= occurrences.size
 
 
 def _irregular_spot(patterns: Bits, owner: NDArray[np.int32], stop: int, rank: int) -> _Spot:
@@ -385,19 +399,6 @@ def _find(counts: Counts, ranks: Sequence[int]) -> tuple[Counts, Counts]:
     places = np.searchsorted(descending, np.asarray(ranks, np.int64), "left")
     digits = counts.size - 1 - places
     return digits, np.asarray(ranks, np.int64) - (descending[places] - counts[digits])
-
-
-def _nth(flags: NDArray[np.bool_], rank: int) -> int:
-    """The position of the `rank`-th true flag."""
-    start, stop = 0, flags.size
-    while stop - start > 1024:
-        middle = (start + stop) // 2
-        count = int(np.count_nonzero(flags[start:middle]))
-        if rank <= count:
-            stop = middle
-        else:
-            start, rank = middle, rank - count
-    return start + int(np.flatnonzero(flags[start:stop])[rank - 1])
 
 
 def _cut(pattern: int, position: int, compute: np.dtype[Any]) -> MagnitudeCut:

@@ -1,0 +1,42 @@
+"""Plain reading and writing, the yardstick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measure import measure
+from benchmarks.run import PROJECT
+from benchmarks.sequential import read, write
+
+
+def test_writes_so_many_bytes(tmp_path: Path) -> None:
+    """The file has the size asked for, and is not all the same byte."""
+    write(str(tmp_path / "out"), 9_000_001)
+    written = (tmp_path / "out").read_bytes()
+    assert len(written) == 9_000_001
+    assert len(set(written[:1000])) > 100
+
+
+def test_reading_past_the_end_is_an_error(tmp_path: Path) -> None:
+    """A file shorter than what is to be read is an error, not a shorter reading."""
+    path = tmp_path / "short"
+    path.write_bytes(b"12345")
+    with pytest.raises(EOFError, match="short: 2 bytes short of the 7"):
+        read(str(path), 7)
+
+
+def test_reads_no_more_than_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As a program, it asks for the bytes it was told to, in the order of its words."""
+    import sys
+
+    path = tmp_path / "file"
+    path.write_bytes(bytes(20 << 20))
+    program = [sys.executable, "-m", "benchmarks.sequential"]
+    idle = measure(program, PROJECT).asked_read
+    part = measure([*program, "read", str(path), str(1 << 20)], PROJECT).asked_read
+    whole = measure([*program, "read", str(path), "-1", "write", str(tmp_path / "out"), "5"], PROJECT).asked_read
+    assert 1 << 20 <= part - idle < 2 << 20
+    assert 20 << 20 <= whole - idle < 21 << 20
+    assert (tmp_path / "out").stat().st_size == 5

@@ -59,7 +59,8 @@ from mergepipe.publish.staging import Staging, open_staging
 from mergepipe.publish.verify import VerifyReport
 from mergepipe.publish.verify import verify as verify_files
 from mergepipe.recipe.model import Recipe
-from mergepipe.recipe.parse import load_recipe, resolve_path
+from mergepipe.recipe.parse import load_recipe, load_recipes, resolve_path
+from mergepipe.recipe.stages import in_order, with_stages
 from mergepipe.report.model import Seconds, merge_result, plan_result, reads_of
 from mergepipe.report.text import bound_line
 from mergepipe.sidecar.card import CardFields, model_card
@@ -164,7 +165,7 @@ class Planned:
 
 def check(config: Path, rules: FamilyRules = FamilyRules()) -> Composition:
     """Open a recipe's models and align them. Reads headers and configs only; see `Composition.findings`."""
-    return _prepare(config, rules).composition
+    return _prepare(load_recipe(config), config.parent, rules).composition
 
 
 def plan(
@@ -175,7 +176,13 @@ def plan(
     observer: Observer = SILENT,
 ) -> Planned:
     """Decide which expert blocks to read. Builds or reuses the index where the budget or method needs it."""
-    prepared = _prepare(config, options.rules)
+    return _plan(load_recipe(config), config.parent, options, index, limits, observer)
+
+
+def _plan(
+    recipe: Recipe, folder: Path, options: PlanOptions, index: IndexOptions, limits: Limits, observer: Observer
+) -> Planned:
+    prepared = _prepare(recipe, folder, options.rules)
     prepared.composition.require_aligned()
     started = perf_counter()
     logical = _bind(prepared, options, observer)
@@ -214,10 +221,42 @@ def merge(
     limits: Limits = Limits(),
     overwrite: bool = False,
     observer: Observer = SILENT,
+    intermediate: Path | None = None,
 ) -> Mapping[str, Any]:
-    """Merge a recipe into OUT under a budget; returns design §7's result object."""
+    """Merge a recipe into OUT under a budget; returns design §7's result object.
+
+    A file of several recipes is made in the order they need each other: those with a `name:` into
+    `intermediate` (default: OUT's name with `.stages`), the one without into OUT. The result then has
+    their results as `stages`; a budget is a share and holds for each.
+    """
     check_output(out, overwrite, ())
-    planned = plan(config, options, index, limits, observer)
+    *stages, last = in_order(load_recipes(config), str(config))
+    if stages and options.budget is not None and not options.budget.strip().endswith("%"):
+        raise UsageError(
+            f"--budget: {options.budget!r} for {len(stages) + 1} recipes in one file; give a share, as 30%"
+        )
+    folder = out.with_name(f"{out.name}.stages") if intermediate is None else intermediate
+    places: dict[str, Path] = {}
+    made = []
+    for recipe in stages:
+        place = folder / str(recipe.name)
+        planned = _plan(with_stages(recipe, places), config.parent, options, index, limits, observer)
+        made.append(_stage(planned, place, limits, overwrite, observer))
+        places[str(recipe.name)] = place
+    planned = _plan(with_stages(last, places), config.parent, options, index, limits, observer)
+    result = _run(planned, out, limits, overwrite, observer, None)
+    return {**result, "stages": made} if made else result
+
+
+def _stage(planned: Planned, out: Path, limits: Limits, overwrite: bool, observer: Observer) -> Mapping[str, Any]:
+    """Make an intermediate model, unless it is there already by the same plan from the same files."""
+    if (out / MANIFEST_NAME).is_file():
+        recorded = load_manifest(out)
+        files = [each["files"] for each in recorded.run.inputs]
+        same_files = files == [[asdict(file) for file in each.files] for each in planned.checkpoints]
+        if recorded.identity.plan_digest == planned.plan.digest and same_files:
+            observer.note(f"{out}: kept, it is the result of this plan already")
+            return recorded.result
     return _run(planned, out, limits, overwrite, observer, None)
 
 
@@ -299,7 +338,7 @@ def build_index_of(
     observer: Observer = SILENT,
 ) -> Knowledge:
     """Index the models of a recipe."""
-    prepared = _prepare(config, options.rules)
+    prepared = _prepare(load_recipe(config), config.parent, options.rules)
     return _index(prepared.composition, prepared.meter, options, index, limits, observer)
 
 
@@ -356,11 +395,10 @@ def bound_object(access: AccessPlan) -> Mapping[str, Any]:
 # --- the rooms, in order ------------------------------------------------------------------------
 
 
-def _prepare(config: Path, rules: FamilyRules) -> Prepared:
-    recipe = load_recipe(config)
+def _prepare(recipe: Recipe, folder: Path, rules: FamilyRules) -> Prepared:
     operator = find_operator(recipe.method, recipe.variant)
     meter = Meter()
-    models = [open_checkpoint(resolve_path(ref, config.parent).path, meter) for ref in input_models(recipe, operator)]
+    models = [open_checkpoint(resolve_path(ref, folder).path, meter) for ref in input_models(recipe, operator)]
     for model in models:
         refuse_quantised(model)
     return Prepared(recipe, operator, compose(recipe, operator, models, rules), meter)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mergepipe.demo import text
 from mergepipe.demo.text import NAMES, domains
 from mergepipe.errors import SourceError
 
@@ -36,6 +35,6 @@ def test_the_text_is_the_same_every_time() -> None:
 
 def test_a_stripped_python_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the standard library has no sources the error names the domain and both sizes."""
-    monkeypatch.setattr(text.sysconfig, "get_path", lambda name: "/nowhere")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: "/nowhere")
     with pytest.raises(SourceError, match=r"'code' has 0 bytes of text in this Python, 200,000 are needed"):
         domains()

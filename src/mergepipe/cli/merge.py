@@ -35,6 +35,10 @@ def merge(
     workers: opt.Workers = 2,
     readers: opt.Readers = 4,
     overwrite: opt.Overwrite = False,
+    intermediate: Annotated[
+        Path | None,
+        typer.Option("--intermediate-dir", help="Where named recipes of a file of several go. Default: OUT.stages."),
+    ] = None,
     json: opt.Json = False,
 ) -> None:
     """Merge the models of a recipe into OUT, reading no more of the experts than the budget allows."""
@@ -53,7 +57,7 @@ def merge(
             if len(words) != 2:
                 raise UsageError(f"merge takes CONFIG and OUT, found {len(words)} arguments")
             where = opt.index_options(index, no_index_reads)
-            result = api.merge(words[0], words[1], options, where, limits, overwrite, observer)
+            result = api.merge(words[0], words[1], options, where, limits, overwrite, observer, intermediate)
     print_json(result) if json else print_lines(result_lines(result))
 
 

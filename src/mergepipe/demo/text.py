@@ -44,7 +44,8 @@ def domains() -> tuple[Domain, ...]:
 def _split(name: str, documents: Iterable[str]) -> Domain:
     train: list[bytes] = []
     held_out: list[bytes] = []
-    for number, document in enumerate(documents):
+    # Some topics of the manual are there twice, under two names.
+    for number, document in enumerate(dict.fromkeys(documents)):
         raw = document.encode()
         (held_out if number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1 else train).append(raw)
     found = sum(map(len, train))

@@ -9,14 +9,32 @@ from typing import Final
 from mergepipe.errors import RecipeError
 from mergepipe.recipe.mergekit import translate
 from mergepipe.recipe.model import ModelRef, Recipe
-from mergepipe.recipe.reader import read_document
+from mergepipe.recipe.reader import Place, read_document, read_documents
 
 # Recipes are a page long; this keeps a checkpoint given by mistake from being read as one.
 _MOST_CHARACTERS: Final = 4 << 20
 
 
 def load_recipe(path: Path) -> Recipe:
-    """The recipe in the YAML file `path`. Raises `RecipeError` naming file, line and key."""
+    """The one recipe in the YAML file `path`. Raises `RecipeError` naming file, line and key."""
+    return parse_recipe(_read(path), str(path))
+
+
+def load_recipes(path: Path) -> tuple[Recipe, ...]:
+    """All recipes in the YAML file `path`, one a document, as written. Raises `RecipeError`."""
+    text = _read(path)
+    try:
+        return tuple(translate(place, _source(place, text)) for place in read_documents(text, str(path)))
+    except RecursionError:
+        raise RecipeError(f"{path}: is nested too deeply for a recipe") from None
+
+
+def _source(place: Place, text: str) -> str:
+    """The text of one document."""
+    return text[place.node.start_mark.index : place.node.end_mark.index]
+
+
+def _read(path: Path) -> str:
     try:
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(_MOST_CHARACTERS + 1)
@@ -26,7 +44,7 @@ def load_recipe(path: Path) -> Recipe:
         raise RecipeError(f"{path}: cannot read the recipe: {error.strerror or error}") from None
     if len(text) > _MOST_CHARACTERS:
         raise RecipeError(f"{path}: is larger than {_MOST_CHARACTERS:,} characters; a recipe is a short YAML file")
-    return parse_recipe(text, str(path))
+    return text
 
 
 def parse_recipe(text: str, where: str) -> Recipe:

@@ -138,6 +138,17 @@ def unknown_key(place: Place, name: str, known: Iterable[str]) -> RecipeError:
 
 def read_document(text: str, where: str) -> Place:
     """The one YAML document in `text`; `where` names it in errors. Raises `RecipeError`."""
+    first, *others = read_documents(text, where)
+    if others:
+        raise RecipeError(
+            f"{where}:{others[0].line}: a second YAML document begins here, and one recipe is wanted: "
+            "of several recipes in one file, `merge` makes all"
+        )
+    return first
+
+
+def read_documents(text: str, where: str) -> tuple[Place, ...]:
+    """All YAML documents in `text`, at least one. Raises `RecipeError`."""
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if not _empty(node)]
     except yaml.MarkedYAMLError as error:
@@ -149,12 +160,7 @@ def read_document(text: str, where: str) -> Place:
         raise RecipeError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
     if not nodes:
         raise RecipeError(f"{where}: holds no recipe: at least merge_method and models (or slices) are needed")
-    if len(nodes) > 1:
-        raise RecipeError(
-            f"{where}:{nodes[1].start_mark.line + 1}: a second YAML document begins here; several recipes "
-            "in one file are not supported yet: put each into its own file"
-        )
-    return Place(nodes[0], where, "", nodes[0].start_mark.line + 1)
+    return tuple(Place(node, where, "", node.start_mark.line + 1) for node in nodes)
 
 
 def _empty(node: yaml.Node) -> bool:

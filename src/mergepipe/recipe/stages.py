@@ -1,0 +1,75 @@
+"""Several recipes in one file, some made from others: the order to make them in, and where each is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from mergepipe.errors import RecipeError
+from mergepipe.recipe.model import ModelRef, Recipe
+
+
+def in_order(recipes: Sequence[Recipe], where: str) -> tuple[Recipe, ...]:
+    """The recipes so that each comes after those whose names it uses as models; the unnamed one, OUT's, last.
+
+    Raises `RecipeError` unless exactly one has no name, for names given twice, and for recipes that
+    need each other.
+    """
+    names = [recipe.name for recipe in recipes if recipe.name is not None]
+    for name in names:
+        if name in ("", ".", "..") or "/" in name:
+            raise RecipeError(f"{where}: name: {name!r} cannot be a folder's name, which a named recipe's result gets")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise RecipeError(f"{where}: name: {twice[0]!r} is given to two recipes; names tell them apart")
+    if len(recipes) - len(names) != 1:
+        raise RecipeError(
+            f"{where}: {len(recipes) - len(names)} of {len(recipes)} recipes have no `name:`; exactly one must have "
+            "none: its result is OUT, the others are made on the way"
+        )
+    by_name = {recipe.name: recipe for recipe in recipes}
+    needs = {recipe.name: [name for name in names if name in _paths(recipe)] for recipe in recipes}
+    try:
+        order = list(TopologicalSorter(needs).static_order())
+    except CycleError as error:
+        circle = " → ".join(str(name) for name in error.args[1])
+        raise RecipeError(f"{where}: name: recipes need each other: {circle}") from None
+    return tuple(by_name[name] for name in (*(name for name in order if name is not None), None))
+
+
+def with_stages(recipe: Recipe, places: Mapping[str, Path]) -> Recipe:
+    """The recipe with models that are names of other recipes replaced by where those were published."""
+
+    def settle(ref: ModelRef) -> ModelRef:
+        return replace(ref, path=str(places[ref.path])) if ref.path in places else ref
+
+    slices = tuple(
+        replace(
+            each,
+            sources=tuple(replace(source, model=settle(source.model)) for source in each.sources),
+            base_model=None if each.base_model is None else settle(each.base_model),
+        )
+        for each in recipe.slices
+    )
+    return replace(
+        recipe,
+        models=tuple(replace(entry, model=settle(entry.model)) for entry in recipe.models),
+        slices=slices,
+        base=None if recipe.base is None else settle(recipe.base),
+    )
+
+
+def _paths(recipe: Recipe) -> set[str]:
+    return {ref.path for ref in _refs(recipe)}
+
+
+def _refs(recipe: Recipe) -> Iterator[ModelRef]:
+    if recipe.base is not None:
+        yield recipe.base
+    yield from (entry.model for entry in recipe.models)
+    for each in recipe.slices:
+        if each.base_model is not None:
+            yield each.base_model
+        yield from (source.model for source in each.sources)

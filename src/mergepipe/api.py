@@ -9,7 +9,6 @@ function raises the errors of `mergepipe.errors`; what has been written by then 
 from __future__ import annotations
 
 import platform
-import resource
 import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -536,7 +535,7 @@ def _run(
             str(out),
             str(out / MANIFEST_NAME),
             reads_of(receipts),
-            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            _peak_rss(),
         )
         manifest = Manifest(identity, _run_record(planned, started), result)
         for remark in commit(staging, out, manifest, overwrite, disk):
@@ -682,6 +681,15 @@ def _run_record(planned: Planned, started: datetime) -> Run:
             for each in planned.checkpoints
         ),
     )
+
+
+def _peak_rss() -> int:
+    """The most memory this process has held, in bytes.
+
+    Not `ru_maxrss`, which a process inherits from the one that started it.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def _read(path: Path) -> bytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.measure import measure
+from benchmarks.pagecache import make_cold, resident_bytes
 from benchmarks.run import PROJECT
 from benchmarks.sequential import read, write
 
@@ -27,10 +29,8 @@ def test_reading_past_the_end_is_an_error(tmp_path: Path) -> None:
         read(str(path), 7)
 
 
-def test_reads_no_more_than_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_reads_no_more_than_asked(tmp_path: Path) -> None:
     """As a program, it asks for the bytes it was told to, in the order of its words."""
-    import sys
-
     path = tmp_path / "file"
     path.write_bytes(bytes(20 << 20))
     program = [sys.executable, "-m", "benchmarks.sequential"]
@@ -40,3 +40,13 @@ def test_reads_no_more_than_asked(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert 1 << 20 <= part - idle < 2 << 20
     assert 20 << 20 <= whole - idle < 21 << 20
     assert (tmp_path / "out").stat().st_size == 5
+
+
+def test_fetches_no_more_than_asked(tmp_path: Path) -> None:
+    """Of a cold file, what lies beyond the bytes asked for stays on the disk: nothing is read ahead of the end."""
+    path = tmp_path / "file"
+    write(str(path), 40 << 20)
+    if make_cold([path]):
+        pytest.skip("the temporary folder is in memory")
+    measure([sys.executable, "-m", "benchmarks.sequential", "read", str(path), str(8 << 20)], PROJECT)
+    assert 8 << 20 <= resident_bytes(path) < 9 << 20

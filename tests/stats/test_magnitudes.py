@@ -130,6 +130,14 @@ def test_several_records() -> None:
             assert Stream(sizes, tile).cuts(sizes.size, ranks, room, working) == expected
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_more_ranks_than_are_counted_at_once(kind: type[Any]) -> None:
+    """A thousand ranks of a continuous delta in the least memory."""
+    sizes = np.abs(np.random.default_rng(8).standard_normal(6000)).astype(kind)
+    ranks = range(3, 6000, 6)
+    assert Stream(sizes, LEAF).cuts(6000, ranks, 0, LEAST_WORKING) == naive(sizes, 6000, ranks)
+
+
 def test_exactly_k_are_kept() -> None:
     """Keeping by threshold and cut keeps max(1, int(density · n)) elements."""
     sizes = bf16_delta(20_000, 6)

@@ -8,7 +8,8 @@ One look at the data is enough for most deltas of 16-bit and 8-bit models, whose
 the lower half of a float32: of each run of elements, a *record*, the counts of the upper 16 bits are
 kept, and the few patterns that have lower bits are kept as they are. From these follow the thresholds,
 and the record in which each cut lies; only such records are looked at again. Where too much would have
-to be kept (float32 models), further looks count the lower bits of the patterns in question.
+to be kept (float32 models), further looks count the lower bits of the patterns in question, a digit at
+a time.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ Span = tuple[int, int]
 # (position of the tile's first element, magnitudes). A tile lies within one span.
 Look = Callable[[Sequence[Span]], Iterator[tuple[int, FloatArray]]]
 
-_DIGITS: Final = 1 << 16
+_DIGIT_BITS: Final = 8
+_DIGITS: Final = 1 << _DIGIT_BITS
 _TOP: Final = 1 << 15  # the sign bit is 0
 _RECORDS: Final = 2048
 # Up to here sorting is quicker than counting.
 _SORTED: Final = 4096
 # Bytes of temporaries a selected pattern takes while its bucket is put in order.
 _SELECTED_BYTES: Final = 32
-LEAST_WORKING: Final = 2 * _DIGITS * 8
+LEAST_WORKING: Final = 1 << 20
 # Temporaries of a leaf while it is counted; one `Magnitudes` takes them at a time.
 LEAF_BYTES: Final = 2 * _TOP * 8 + 32 * LEAF
 
@@ -316,34 +318,34 @@ def _regular_spot(pattern: int, until: Counts, rank: int) -> _Spot:
 
 
 class _Descent:
-    """Order statistics by repeated looks, 16 bits further down each time; then one look for the positions."""
+    """Order statistics by repeated looks, a digit further down each time; then one look for the positions."""
 
     def __init__(self, top: Counts, elements: int, zeros_beyond: int, compute: np.dtype[Any], working: int) -> None:
         self._top, self._elements, self._beyond, self._compute = top, elements, zeros_beyond, compute
         self._bits: np.dtype[Any] = np.dtype(f"u{compute.itemsize}")
         self._width = 8 * compute.itemsize
-        self._at_once = max(1, working // LEAST_WORKING)
+        self._at_once = working // (2 * _DIGITS * 8)
 
     def cuts(self, ranks: Sequence[int], look: Look) -> list[MagnitudeCut]:
         buckets, inner = _find(self._top, ranks)
         prefixes: Bits = buckets.astype(self._bits)
-        for shift in range(self._width - 32, -1, -16):
+        for shift in range(self._width - 16 - _DIGIT_BITS, -1, -_DIGIT_BITS):
             prefixes, inner = self._lower(prefixes, inner, shift, look)
         positions = self._positions(prefixes, inner, look)
         return [
-            _cut(p, positions[p, rank], self._compute)
-            for p, rank in zip(prefixes.tolist(), inner.tolist(), strict=True)
+            _cut(pattern, position, self._compute)
+            for pattern, position in zip(prefixes.tolist(), positions.tolist(), strict=True)
         ]
 
     def _lower(self, prefixes: Bits, inner: Counts, shift: int, look: Look) -> tuple[Bits, Counts]:
-        """Extend each prefix by the next 16 bits, in which its `inner`-th largest pattern lies."""
+        """Extend each prefix by the next digit, in which its `inner`-th largest pattern lies."""
         longer, rank = np.zeros_like(prefixes), np.zeros_like(inner)
         distinct = np.unique(prefixes)
         for begin in range(0, distinct.size, self._at_once):
             group = distinct[begin : begin + self._at_once]
             counts = np.zeros((group.size, _DIGITS), np.int64)
             for _, patterns in self._leaves(look):
-                chosen, places = self._members(patterns, group, shift + 16)
+                chosen, places = self._members(patterns, group, shift + _DIGIT_BITS)
                 digits = (patterns[chosen] >> shift).astype(np.int64) & (_DIGITS - 1)
                 np.add.at(counts.reshape(-1), places * _DIGITS + digits, 1)
             if group[0] == 0:
@@ -351,27 +353,25 @@ class _Descent:
             for place, prefix in enumerate(group.tolist()):
                 mine = np.flatnonzero(prefixes == prefix)
                 digit, rank[mine] = _find(counts[place], inner[mine].tolist())
-                longer[mine] = (prefix << 16) + digit.astype(self._bits)
+                longer[mine] = (prefix << _DIGIT_BITS) + digit.astype(self._bits)
         return longer, rank
 
-    def _positions(self, patterns: Bits, ranks: Counts, look: Look) -> dict[tuple[int, int], int]:
+    def _positions(self, patterns: Bits, ranks: Counts, look: Look) -> Counts:
         """Where the rank-th occurrence of each pattern is."""
-        group = np.unique(patterns)
-        waiting = set(zip(patterns.tolist(), ranks.tolist(), strict=True))
-        found: dict[tuple[int, int], int] = {}
+        group, places_of = np.unique(patterns, return_inverse=True)
+        positions = np.full(ranks.size, -1, np.int64)
         seen = np.zeros(group.size, np.int64)
         for start, tile in self._leaves(look):
             chosen, places = self._members(tile, group, 0)
             counts = seen + np.bincount(places, minlength=group.size)
-            for pattern, rank in sorted(waiting):
-                place = int(np.searchsorted(group, pattern))
-                if counts[place] >= rank:
-                    found[pattern, rank] = start + int(chosen[places == place][rank - seen[place] - 1])
-                    waiting.remove((pattern, rank))
+            for number in np.flatnonzero((seen[places_of] < ranks) & (ranks <= counts[places_of])).tolist():
+                place = places_of[number]
+                positions[number] = start + chosen[places == place][ranks[number] - seen[place] - 1]
             seen = counts
-            if not waiting:
-                return found
-        return found | {(pattern, rank): self._elements - 1 + rank - int(seen[0]) for pattern, rank in waiting}
+            if (ranks <= seen[places_of]).all():
+                break
+        # What was not met is a zero that was never fed.
+        return np.where(positions < 0, self._elements - 1 + ranks - seen[0], positions)
 
     def _members(self, patterns: Bits, group: Bits, shift: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Which patterns have one of the sorted prefixes `group` above `shift`, and which one."""

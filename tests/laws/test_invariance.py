@@ -36,6 +36,6 @@ def test_too_little_memory_is_said_before_anything_is_read(world: World) -> None
     """The limit names what it would take; OUT does not appear."""
     out = world.fresh()
     with pytest.raises(MemoryLimitTooSmall, match="raise --memory to at least") as caught:
-        api.merge(world.recipe("ties"), out, world.options(), world.index, api.Limits(memory=1 << 20))
+        api.merge(world.recipe("ties"), out, world.options(), world.index, api.Limits(memory=100_000))
     assert caught.value.needed > caught.value.limit
     assert not out.exists()

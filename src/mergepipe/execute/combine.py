@@ -179,10 +179,17 @@ def _delta(
     at = first - origin
     raw = slab[at * stored.itemsize : (at + covered) * stored.itemsize]
 
+    # In a float64 tensor a delta of two narrower inputs is still their float32 difference: the fact that
+    # thresholds and norms are of does not depend on who else is merged.
+    narrow = task.tensor.wide and "F64" not in (part.dtype, task.tensor.dtype)
+
     def write(out: Array) -> None:
         inner = out[:covered]
         decode(raw, stored, inner)
-        np.subtract(inner, base[:covered], out=inner)
+        if narrow:
+            inner[:] = inner.astype(np.float32) - base[:covered].astype(np.float32)
+        else:
+            np.subtract(inner, base[:covered], out=inner)
         sum_ = np.add.reduce(inner)
         if covered < count:
             out[covered:] = 0.0

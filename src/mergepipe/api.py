@@ -25,7 +25,7 @@ from mergepipe.checkpoint.quantised import refuse_quantised
 from mergepipe.core.digest import digest_of
 from mergepipe.core.dtypes import dtype
 from mergepipe.core.units import format_bytes
-from mergepipe.errors import ManifestMismatch, SourceError, UsageError
+from mergepipe.errors import ManifestMismatch, RecipeError, SourceError, UsageError
 from mergepipe.execute.buffers import differing_buffers
 from mergepipe.execute.combine import workspace_bytes
 from mergepipe.execute.distance import stored_distance
@@ -37,7 +37,7 @@ from mergepipe.manifest.encode import MANIFEST_NAME, decode
 from mergepipe.manifest.model import FileRecord, Identity, InputRecord, Manifest, Receipt, Run
 from mergepipe.operators.contract import Grain, Operator
 from mergepipe.operators.registry import operator as find_operator
-from mergepipe.plan.access import AccessPlan, choose, wanted_facts
+from mergepipe.plan.access import AccessPlan, choose, wanted_facts, wanted_group_facts
 from mergepipe.plan.bind import bind
 from mergepipe.plan.budget import Budget, parse_budget
 from mergepipe.plan.compose import Composition, compose, compose_models, input_models
@@ -426,6 +426,12 @@ def _know(
     observer: Observer,
 ) -> Knowledge:
     capped = budget.cap is not None or budget.blocks is not None
+    together = wanted_group_facts(logical, prepared.operator)
+    if together:
+        raise RecipeError(
+            f"merge_method: {prepared.operator.name} needs facts of several models together "
+            f"({type(together[0].need).__name__} of {together[0].tensor}), which cannot be computed yet"
+        )
     wanted = wanted_facts(logical, prepared.operator)
     if not capped and not wanted:
         return Knowledge()

@@ -23,7 +23,38 @@ _EXAMPLES = {
 
 def supported(case: Case) -> bool:
     """Whether the case's method is registered and everything it needs is there."""
-    return case.method in names() and all(capable(need) for need in case.needs)
+    return case.method in names() and all(capable(need) for need in case.needs) and computed(case)
+
+
+def computed(case: Case) -> bool:
+    """Whether the engine can compute the facts that the case's method asks for."""
+    if case.documents or any(need != "ties-rescale" for need in case.needs):
+        return not any(recipe.get("merge_method") in beyond() for recipe in (case.recipe, *case.documents))
+    return _plans(case)
+
+
+@cache
+def beyond() -> frozenset[str]:
+    """Methods none of whose recipes can be planned."""
+    return frozenset(method for method, cases in METHODS.items() if not any(_plans(case) for case in cases))
+
+
+def rescales(method: str) -> bool:
+    """Whether a sparsifying method's rescale can be computed."""
+    return all(_plans(case) for case in METHODS[method] if case.recipe.get("parameters", {}).get("rescale", True))
+
+
+@cache
+def _plans(case: Case) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(Path(folder))
+        config = place.folder / "recipe.yml"
+        config.write_text(place.texts(case, "float32", case.recipe))
+        try:
+            api.plan(config, index=api.IndexOptions(place.folder / "index"))
+        except UsageError as error:
+            return "cannot be computed yet" not in str(error)
+    return True
 
 
 @cache

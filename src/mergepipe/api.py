@@ -31,6 +31,7 @@ from mergepipe.execute.combine import workspace_bytes
 from mergepipe.execute.distance import stored_distance
 from mergepipe.execute.local import run_locally
 from mergepipe.index.build import cost_to_ensure, ensure
+from mergepipe.index.groups import computable, gather, group_cost
 from mergepipe.index.model import Knowledge
 from mergepipe.index.storage import Shelf, default_shelf
 from mergepipe.manifest.encode import MANIFEST_NAME, decode
@@ -427,33 +428,42 @@ def _know(
 ) -> Knowledge:
     capped = budget.cap is not None or budget.blocks is not None
     together = wanted_group_facts(logical, prepared.operator)
-    if together:
+    beyond = [each for each in together if not computable(each)]
+    if beyond:
         raise RecipeError(
             f"merge_method: {prepared.operator.name} needs facts of several models together "
-            f"({type(together[0].need).__name__} of {together[0].tensor}), which cannot be computed yet"
+            f"({type(beyond[0].need).__name__} of {beyond[0].tensor}), which cannot be computed yet"
         )
     wanted = wanted_facts(logical, prepared.operator)
-    if not capped and not wanted:
+    if not capped and not wanted and not together:
         return Knowledge()
     pairs = index_pairs(prepared.composition, options.block_bytes)
     cost = cost_to_ensure(pairs, wanted, capped, index.shelf, limits.memory, limits.workers)
+    cost += group_cost(pairs, together)
     if cost:
         full = full_bytes(logical) + sum(len(t.extent) for t in prepared.checkpoints[0].tensors.values())
         observer.note(
             f"{'no index of these models yet' if capped else 'facts of whole tensors are needed'}: "
             f"reading {format_bytes(cost)} (INDEX) first; the full-read merge itself reads {format_bytes(full)}"
         )
-    return ensure(
-        pairs,
-        wanted,
-        capped,
-        index.shelf,
-        prepared.meter,
-        limits.memory,
-        limits.workers,
-        observer.progress,
-        index.reads,
-    )
+    group_facts = gather(pairs, together, prepared.meter, limits.memory, index.reads)
+    knowledge = Knowledge()
+    if capped or wanted:
+        knowledge = ensure(
+            pairs,
+            wanted,
+            capped,
+            index.shelf,
+            prepared.meter,
+            limits.memory,
+            limits.workers,
+            observer.progress,
+            index.reads,
+        )
+    index_bytes = prepared.meter.spent().bytes[Purpose.INDEX]
+    for note in knowledge.notes:
+        observer.note(note)
+    return replace(knowledge, group_facts=group_facts, index_bytes=index_bytes)
 
 
 def _index(

@@ -70,7 +70,8 @@ def test_feature(case: Case, out_dtype: str, theirs: Callable[[str], Outcome], p
         # Where an element comes from is the question here: its inputs are taken to be of the tensor's usual size.
         usual = np.full_like(values, np.sqrt(np.mean(np.square(values, dtype=np.float64))))
         found = distance([usual], values, other, out_dtype)
-        assert found.within, f"{name}: {found}"
+        # Each document's result is rounded before the next takes it: one unit in the last place for each.
+        assert found.within or found.worst <= len(case.documents), f"{name}: {found}"
 
 
 def test_every_method_of_mergekit_has_cases() -> None:

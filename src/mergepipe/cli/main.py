@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import version as package_version
 from typing import Annotated
 
 import typer
 
-from mergepipe.cli.demo import demo
-from mergepipe.cli.index import index
-from mergepipe.cli.inspect import check, verify
-from mergepipe.cli.merge import merge, replay
-from mergepipe.cli.plan import explain, plan, sweep
+import mergepipe
+from mergepipe.cli.commands import LazyGroup, register
 from mergepipe.errors import MergePipeError
 
 app = typer.Typer(
     name="mergepipe",
+    cls=LazyGroup,
     help="Merge LLM checkpoints under a budget of bytes read, and prove what went into the result.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (merge, check, index, plan, explain, replay, verify, sweep, demo):
-    app.command()(command)
+register(app)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"mergepipe {package_version('mergepipe')}\n")
+        sys.stdout.write(f"mergepipe {mergepipe.__version__}\n")
         raise typer.Exit
 
 

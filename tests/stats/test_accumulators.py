@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from mergepipe.core.leaves import LEAF
-from mergepipe.stats.accumulators import LANES, BaseLeaves, DeltaBatch, LeafAdder, add_rows, halve
+from mergepipe.stats.accumulators import BaseLeaves, DeltaBatch, LeafAdder, halve
+from mergepipe.stats.loops import LANES, NumpyLoops, add_rows
 from mergepipe.stats.sketch import SKETCH, SketchSigns
 
 SIZES = (1, 5, 31, 32, 1023, 1024, 1025, 40_000, LEAF - 1, LEAF)
@@ -73,17 +74,17 @@ def test_sums_are_those_of_the_documented_tree(count: int) -> None:
 def test_the_facts_of_a_delta(count: int, kind: type[Any]) -> None:
     """‖δ‖², |δ| and θ₀δ are summed by the tree; maxima and counts are exact; sketches are sums over buckets."""
     signs = SketchSigns()
-    batch = DeltaBatch(3, signs)
+    batch = DeltaBatch(3, signs, NumpyLoops())
     base = wild(count, 4, kind).astype(np.float64)
     deltas = [wild(count, 5 + number, kind) for number in range(3)]
     deltas[1][::3] = 0
     leaf = 2
     # A larger leaf before must leave nothing behind.
-    batch.add(wild(LEAF, 9, kind), np.abs(wild(LEAF, 9, kind)), wild(LEAF, 9))
+    batch.add(wild(LEAF, 9, kind), wild(LEAF, 9))
     batch.finish(0)
     for delta in deltas:
         assert not batch.full
-        batch.add(delta.copy(), np.abs(delta), base)
+        batch.add(delta, base)
     assert batch.full
     found = batch.finish(leaf)
     for place, delta in enumerate(deltas):
@@ -103,10 +104,10 @@ def test_experts_of_a_batch_do_not_show_in_each_other() -> None:
     """An expert's facts are the same alone and beside others, whatever they hold."""
     signs = SketchSigns()
     base, delta = wild(5000, 1), wild(5000, 2, np.float32)
-    alone, beside = DeltaBatch(1, signs), DeltaBatch(2, signs)
-    alone.add(delta.copy(), np.abs(delta), base)
-    beside.add(np.full(5000, np.nan, np.float32), np.full(5000, np.nan, np.float32), base)
-    beside.add(delta.copy(), np.abs(delta), base)
+    alone, beside = DeltaBatch(1, signs, NumpyLoops()), DeltaBatch(2, signs, NumpyLoops())
+    alone.add(delta, base)
+    beside.add(np.full(5000, np.nan, np.float32), base)
+    beside.add(delta, base)
     one, two = alone.finish(3), beside.finish(3)
     for field in ("sums", "largest", "counts", "sketch"):
         assert getattr(one, field)[0].tobytes() == getattr(two, field)[1].tobytes()
@@ -120,9 +121,9 @@ def test_what_is_not_finite_is_counted_and_left_out(odd: float) -> None:
     cleaned = delta.copy()
     cleaned[[7, 2999]] = 0
     delta[[7, 2999]] = odd
-    batch = DeltaBatch(2, signs)
-    batch.add(delta, np.abs(delta), base)
-    batch.add(cleaned.copy(), np.abs(cleaned), base)
+    batch = DeltaBatch(2, signs, NumpyLoops())
+    batch.add(delta, base)
+    batch.add(cleaned, base)
     found = batch.finish(0)
     assert found.counts.tolist() == [[3000, 2], [2998, 0]]
     for field in ("sums", "largest", "sketch"):

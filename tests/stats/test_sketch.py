@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 from mergepipe.core.digest import bytes_digest
 from mergepipe.core.leaves import LEAF, leaf_spans
 from mergepipe.stats.accumulators import DeltaBatch
+from mergepipe.stats.loops import NumpyLoops
 from mergepipe.stats.sketch import SKETCH, Estimate, SketchSigns, estimate_dot
 
 
 def sketch(delta: NDArray[Any], signs: SketchSigns) -> NDArray[np.float64]:
     """The sketch of a block, leaf by leaf as the index makes it."""
     total = np.zeros(SKETCH)
-    batch = DeltaBatch(1, signs)
+    batch = DeltaBatch(1, signs, NumpyLoops())
     for leaf, (start, stop) in enumerate(leaf_spans(delta.size)):
         part = delta[start:stop].copy()
-        batch.add(part, np.abs(part), np.zeros(part.size))
+        batch.add(part, np.zeros(part.size))
         total += batch.finish(leaf).sketch[0]
     return total
 

@@ -26,6 +26,7 @@ from mergepipe.index.tiles import Leaf, RawTiles, Source, leaves, raw_bytes, spa
 from mergepipe.stats import accumulators, magnitudes, masked
 from mergepipe.stats.accumulators import BaseLeaf, BaseLeaves, DeltaBatch, DeltaLeaves
 from mergepipe.stats.contract import Fact, MaskedL1Need
+from mergepipe.stats.loops import Loops, quickest_loops
 from mergepipe.stats.magnitudes import MagnitudeCut, Magnitudes
 from mergepipe.stats.masked import MaskedL1Sums
 from mergepipe.stats.sketch import SKETCH, SketchSigns
@@ -244,7 +245,7 @@ def _working_bytes(expert: ExpertJob, room: int) -> int:
 
 def _state_bytes(expert: ExpertJob, room: int) -> int:
     """What is held for one expert while its tensor is read."""
-    cuts = magnitudes.fixed_bytes(expert.elements) if expert.ranks else 0
+    cuts = magnitudes.FIXED_BYTES if expert.ranks else 0
     return cuts + room + (masked.WORKSPACE_BYTES if expert.masks else 0)
 
 
@@ -262,8 +263,9 @@ class _Workspace:
     """One worker's buffers."""
 
     def __init__(self) -> None:
+        self.loops = quickest_loops()
         self.base_leaves = BaseLeaves()
-        self.batch = DeltaBatch(_BATCH, SketchSigns())
+        self.batch = DeltaBatch(_BATCH, SketchSigns(), self.loops)
         self._base = np.empty(LEAF)
         self._delta = np.empty(LEAF)
         self._magnitudes = np.empty(LEAF)
@@ -340,7 +342,8 @@ class _GroupPass:
         blocks = -(-job.tensor.elements // job.block)
         self.base = _BaseTable(blocks) if job.blocks and first else None
         self._experts = [
-            _Expert(job, e, blocks, room, group.working) for e, room in zip(group.experts, group.rooms, strict=True)
+            _Expert(job, e, blocks, room, group.working, workspace.loops)
+            for e, room in zip(group.experts, group.rooms, strict=True)
         ]
 
     def read(self, advance: Callable[[int], None], stopped: threading.Event) -> None:
@@ -375,7 +378,7 @@ class _GroupPass:
             delta, sizes = workspace.delta(raw, expert.job.tensor, values, expert.compute)
             expert.feed(leaf.start, sizes)
             if known is not None and expert.table is not None:
-                workspace.batch.add(delta, sizes, known.values[: delta.size])
+                workspace.batch.add(delta, known.values[: delta.size])
                 expert.table.digest(leaf, bytes_digest(memoryview(raw)))
                 batch.append(expert)
                 if workspace.batch.full:
@@ -402,13 +405,15 @@ class _GroupPass:
 class _Expert:
     """What is being learnt of one expert tensor."""
 
-    def __init__(self, job: TensorJob, expert: ExpertJob, blocks: int, room: int, working: int) -> None:
+    def __init__(self, job: TensorJob, expert: ExpertJob, blocks: int, room: int, working: int, loops: Loops) -> None:
         self.job = expert
         self.compute = _compute(job, expert)
         self.table = _DeltaTable(blocks) if job.blocks else None
         total = job.tensor.elements
         self._cuts = (
-            Magnitudes(expert.elements, total, expert.ranks, self.compute, room, working) if expert.ranks else None
+            Magnitudes(expert.elements, total, expert.ranks, self.compute, room, working, loops)
+            if expert.ranks
+            else None
         )
         self._masked = MaskedL1Sums(expert.masks) if expert.masks else None
 

@@ -20,20 +20,13 @@ from numpy.typing import NDArray
 
 from mergepipe.core.dtypes import FloatArray
 from mergepipe.core.leaves import LEAF
+from mergepipe.stats.loops import LANES, LOOPS_BYTES, PRODUCTS, ROWS, Loops, Wide, add_rows
 from mergepipe.stats.sketch import SKETCH, SketchSigns
 
-LANES: Final = 1024
-_ROWS: Final = LEAF // LANES
+__all__ = ["LANES", "BaseLeaf", "BaseLeaves", "DeltaBatch", "DeltaLeaves", "LeafAdder", "Wide", "add_rows", "halve"]
 
-Wide = NDArray[np.float64]
-
-# Rows of the products: δ², |δ|, θ₀δ, and δ with the sketch's signs.
-_SIGNED: Final = 3
-
-
-def add_rows(products: Wide, out: Wide) -> None:
-    """Add the rows of `products` (…, rows, lanes) one after another, into `out` (…, lanes)."""
-    np.add.reduce(products, axis=-2, out=out)
+# Of the products: δ with the sketch's signs, which come last.
+_SIGNED: Final = PRODUCTS - 1
 
 
 def halve(lanes: Wide, left: int) -> Wide:
@@ -49,7 +42,7 @@ class LeafAdder:
     """Sums single rows of numbers by the leaf tree, for facts of whole tensors."""
 
     def __init__(self, width: int) -> None:
-        self._products = np.zeros((width, _ROWS, LANES))
+        self._products = np.zeros((width, ROWS, LANES))
         self._lanes = np.empty((width, LANES))
 
     def row(self, number: int, count: int) -> Wide:
@@ -117,11 +110,9 @@ class DeltaLeaves:
 class DeltaBatch:
     """Facts of one leaf of up to `width` experts' deltas at a time: products apart, additions together."""
 
-    def __init__(self, width: int, signs: SketchSigns) -> None:
-        self._signs = signs
-        self._products = np.zeros((4, _ROWS, LANES))
-        self._lanes = np.empty((width, 4, LANES))
-        self._flags = np.empty(LEAF, np.bool_)
+    def __init__(self, width: int, signs: SketchSigns, loops: Loops) -> None:
+        self._signs, self._loops = signs, loops
+        self._lanes = np.empty((width, PRODUCTS, LANES))
         self._largest = np.zeros(width)
         self._counts = np.zeros((width, 2), np.int64)
         self._filled = 0
@@ -130,33 +121,10 @@ class DeltaBatch:
     def full(self) -> bool:
         return self._filled == len(self._lanes)
 
-    def add(self, delta: FloatArray, magnitudes: FloatArray, base: Wide) -> None:
-        """One expert: `delta`, its absolute values and the base's leaf, of equal length.
-
-        `delta` and `magnitudes` are overwritten where they are not finite.
-        """
-        count, place = delta.size, self._filled
-        rows = _rows(count)
-        flags = self._flags[:count]
-        largest, nonfinite = float(magnitudes.max()), 0
-        np.not_equal(delta, 0, out=flags)
-        nonzero = int(np.count_nonzero(flags))
-        if not math.isfinite(largest):
-            odd = ~np.isfinite(delta)
-            nonfinite = int(np.count_nonzero(odd))
-            delta[odd] = 0.0
-            magnitudes[odd] = 0.0
-            largest = float(magnitudes.max())
-        square, absolute, dot, signed = (self._products[row].reshape(-1) for row in range(4))
-        signed[count : rows * LANES] = 0.0
-        np.copyto(signed[:count], delta)
-        padded = signed[: rows * LANES]
-        np.multiply(padded, padded, out=square[: rows * LANES])
-        np.abs(padded, out=absolute[: rows * LANES])
-        dot[count : rows * LANES] = 0.0
-        np.multiply(signed[:count], base, out=dot[:count])
-        np.multiply(padded, self._signs.pattern[: rows * LANES], out=padded)
-        add_rows(self._products[:, :rows], self._lanes[place])
+    def add(self, delta: FloatArray, base: Wide) -> None:
+        """One expert's leaf of δ and the base's, of equal length."""
+        place = self._filled
+        largest, nonzero, nonfinite = self._loops.products(delta, base, self._signs.pattern, self._lanes[place])
         self._largest[place] = largest
         self._counts[place] = nonzero, nonfinite
         self._filled += 1
@@ -176,5 +144,5 @@ def _rows(count: int) -> int:
 
 
 def workspace_bytes(width: int) -> int:
-    """Bytes that one `BaseLeaves` and one `DeltaBatch` of `width` take."""
-    return (1 + 1 + 4) * LEAF * 8 + LEAF + (width * 4 + 1) * LANES * 8
+    """Bytes that one `BaseLeaves` and one `DeltaBatch` of `width` take, loops included."""
+    return (1 + 1) * LEAF * 8 + LOOPS_BYTES + (width * PRODUCTS + 1) * LANES * 8

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from mergepipe.core.dtypes import FloatArray
 from mergepipe.core.leaves import LEAF, leaf_spans
 from mergepipe.stats.contract import Fact
+from mergepipe.stats.loops import TOP, Bits, Loops
 
-Bits = NDArray[np.unsignedinteger[Any]]
 Counts = NDArray[np.int64]
 Span = tuple[int, int]
 # Called with spans of elements in ascending order, gives |δ| in tiles that cover just these, in order:
@@ -36,15 +36,16 @@ Look = Callable[[Sequence[Span]], Iterator[tuple[int, FloatArray]]]
 
 _DIGIT_BITS: Final = 8
 _DIGITS: Final = 1 << _DIGIT_BITS
-_TOP: Final = 1 << 15  # the sign bit is 0
 _RECORDS: Final = 2048
 # Up to here sorting is quicker than counting.
 _SORTED: Final = 4096
 # Bytes of temporaries a selected pattern takes while its bucket is put in order.
 _SELECTED_BYTES: Final = 32
 LEAST_WORKING: Final = 1 << 20
+# What `Magnitudes` takes whatever its room: counters of the whole and of a record, two arrays of a leaf.
+FIXED_BYTES: Final = TOP * 12 + 9 * LEAF
 # Temporaries of a leaf while it is counted; one `Magnitudes` takes them at a time.
-LEAF_BYTES: Final = 2 * _TOP * 8 + 32 * LEAF
+LEAF_BYTES: Final = 2 * TOP * 8 + 32 * LEAF
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,6 @@ def kept_count(density: float, total: int) -> int:
     return min(total, max(1, int(density * total)))
 
 
-def fixed_bytes(elements: int) -> int:
-    """Bytes `Magnitudes` takes whatever its room: counters, the record being filled, two arrays of a leaf."""
-    return 2 * _TOP * 8 + 2 * _record_size(elements) + 9 * LEAF
-
-
 def useful_room(elements: int, compute: np.dtype[Any]) -> int:
     """The room in which one look suffices for deltas of 16-bit models: a sixteenth of the patterns irregular."""
     if elements <= _SORTED:
@@ -79,7 +75,7 @@ def useful_room(elements: int, compute: np.dtype[Any]) -> int:
 
 
 def useful_working(elements: int) -> int:
-    """Bytes `finish` takes for such deltas, beside room and `fixed_bytes`."""
+    """Bytes `finish` takes for such deltas, beside room and `FIXED_BYTES`."""
     return max(LEAST_WORKING, elements // 64 * _SELECTED_BYTES)
 
 
@@ -87,29 +83,38 @@ class Magnitudes:
     """Several order statistics of one delta: of each of `ranks` (from 1, the largest) the magnitude and the cut.
 
     `total` elements count, of which the first `elements` are fed (in order, once, as |δ| in `compute`
-    precision) and the rest are zeros. At most `room` bytes are kept beside `fixed_bytes(elements)`, and
+    precision) and the rest are zeros. At most `room` bytes are kept beside `FIXED_BYTES`, and
     `finish` takes `working` bytes (at least `LEAST_WORKING`) more. NaN counts as larger than infinity; a
     k-th magnitude that is not finite is given as the largest finite number with cut −1.
     """
 
     def __init__(
-        self, elements: int, total: int, ranks: Sequence[int], compute: np.dtype[Any], room: int, working: int
+        self,
+        elements: int,
+        total: int,
+        ranks: Sequence[int],
+        compute: np.dtype[Any],
+        room: int,
+        working: int,
+        loops: Loops,
     ) -> None:
         self._elements, self._total, self._room, self._working = elements, total, room, working
-        self._compute = compute
+        self._compute, self._loops = compute, loops
         self._bits: np.dtype[Any] = np.dtype(f"u{compute.itemsize}")
         self._shift = 8 * compute.itemsize - 16
         self._ranks = ranks
-        self._few: Bits | None = np.empty(elements, self._bits) if elements <= _SORTED else None
+        few = elements <= _SORTED
+        self._few: Bits | None = np.empty(elements, self._bits) if few else None
         self._size = _record_size(elements)
-        self._buffer = np.empty(0 if self._few is not None else min(self._size, elements), np.uint16)
+        self._counts = np.zeros(0 if few else TOP, np.uint32)
         self._filled = 0
-        self._top: Counts = np.zeros(0 if self._few is not None else _TOP, np.int64)
+        self._top: Counts = np.zeros(0 if few else TOP, np.int64)
         self._records: list[_Record] | None = []
         self._irregular: list[Bits] = []
         self._kept_bytes = 0
-        self._low = np.empty(self._buffer.size and min(LEAF, elements), self._bits)
-        self._flags = np.empty(self._low.size, np.bool_)
+        leaf = 0 if few else min(LEAF, elements)
+        self._found = np.empty(leaf + 1, self._bits)
+        self._flags = np.empty(leaf, np.bool_)
 
     def feed(self, start: int, magnitudes: FloatArray) -> None:
         """The next run of |δ|; `start` is the position of its first element."""
@@ -139,14 +144,10 @@ class Magnitudes:
     # --- the first look
 
     def _count(self, patterns: Bits) -> None:
-        count = patterns.size
-        np.right_shift(patterns, self._shift, out=self._buffer[self._filled : self._filled + count], casting="unsafe")
-        if self._records is not None:
-            low = np.bitwise_and(patterns, (1 << self._shift) - 1, out=self._low[:count])
-            odd = np.flatnonzero(np.not_equal(low, 0, out=self._flags[:count]))
-            if odd.size:
-                self._keep(patterns[odd])
-        self._filled += count
+        found = self._loops.count(patterns, self._counts, self._found)
+        if found and self._records is not None:
+            self._keep(self._found[:found].copy())
+        self._filled += patterns.size
         if self._filled == self._size:
             self._close_record()
 
@@ -158,15 +159,20 @@ class Magnitudes:
             self._irregular = []
 
     def _close_record(self) -> None:
-        counts = np.bincount(self._buffer[: self._filled])
-        self._top[: counts.size] += counts
+        counts = self._counts
+        self._top += counts
         self._filled = 0
-        if self._records is None:
-            return
+        if self._records is not None:
+            self._record(counts)
+        counts.fill(0)
+
+    def _record(self, counts: NDArray[np.uint32]) -> None:
+        assert self._records is not None
         irregular = np.concatenate(self._irregular) if self._irregular else np.empty(0, self._bits)
         self._irregular = []
-        lowest = 1 + int((counts[1:] > 0).argmax()) if counts.size > 1 else 1
-        above = counts[lowest:]
+        met = np.flatnonzero(counts[1:])
+        lowest, beyond = (1 + int(met[0]), 2 + int(met[-1])) if met.size else (1, 1)
+        above = counts[lowest:beyond]
         above = above.astype(np.min_scalar_type(int(above.max(initial=0))))
         self._records.append(_Record(int(counts[0]), lowest, above, irregular))
         self._kept_bytes += above.nbytes + 256
@@ -192,7 +198,7 @@ class Magnitudes:
             return None
         buckets, inner = _find(self._top, self._ranks)
         needed = np.unique(buckets)
-        slot = np.full(_TOP, -1, np.int16)
+        slot = np.full(TOP, -1, np.int16)
         slot[needed] = np.arange(needed.size)
         regular = np.zeros((len(self._records), needed.size), np.int64)
         found: list[Bits] = []
@@ -375,7 +381,7 @@ class _Descent:
 
     def _members(self, patterns: Bits, group: Bits, shift: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Which patterns have one of the sorted prefixes `group` above `shift`, and which one."""
-        wanted = np.zeros(_TOP, np.bool_)
+        wanted = np.zeros(TOP, np.bool_)
         wanted[(group >> (self._width - 16 - shift)).astype(np.int64)] = True
         chosen = np.flatnonzero(wanted.take((patterns >> (self._width - 16)).astype(np.int64)))
         prefixes = patterns[chosen] >> shift

@@ -58,6 +58,11 @@ def test_halving_adds_the_upper_half() -> None:
     assert halve(lanes.copy(), 4).tolist() == lanes.tolist()
 
 
+def put(batch: DeltaBatch, delta: NDArray[Any], base: NDArray[np.float64]) -> None:
+    """One expert's leaf, as the index adds it."""
+    batch.add(*NumpyLoops().products(delta, batch.products(base)))
+
+
 @pytest.mark.parametrize("count", SIZES)
 def test_sums_are_those_of_the_documented_tree(count: int) -> None:
     """Every sum of a leaf has the bits of the tree written out, whatever was summed before."""
@@ -74,17 +79,17 @@ def test_sums_are_those_of_the_documented_tree(count: int) -> None:
 def test_the_facts_of_a_delta(count: int, kind: type[Any]) -> None:
     """‖δ‖², |δ| and θ₀δ are summed by the tree; maxima and counts are exact; sketches are sums over buckets."""
     signs = SketchSigns()
-    batch = DeltaBatch(3, signs, NumpyLoops())
+    batch = DeltaBatch(3, signs)
     base = wild(count, 4, kind).astype(np.float64)
     deltas = [wild(count, 5 + number, kind) for number in range(3)]
     deltas[1][::3] = 0
     leaf = 2
     # A larger leaf before must leave nothing behind.
-    batch.add(wild(LEAF, 9, kind), wild(LEAF, 9))
+    put(batch, wild(LEAF, 9, kind), wild(LEAF, 9))
     batch.finish(0)
     for delta in deltas:
         assert not batch.full
-        batch.add(delta, base)
+        put(batch, delta, base)
     assert batch.full
     found = batch.finish(leaf)
     for place, delta in enumerate(deltas):
@@ -104,10 +109,10 @@ def test_experts_of_a_batch_do_not_show_in_each_other() -> None:
     """An expert's facts are the same alone and beside others, whatever they hold."""
     signs = SketchSigns()
     base, delta = wild(5000, 1), wild(5000, 2, np.float32)
-    alone, beside = DeltaBatch(1, signs, NumpyLoops()), DeltaBatch(2, signs, NumpyLoops())
-    alone.add(delta, base)
-    beside.add(np.full(5000, np.nan, np.float32), base)
-    beside.add(delta, base)
+    alone, beside = DeltaBatch(1, signs), DeltaBatch(2, signs)
+    put(alone, delta, base)
+    put(beside, np.full(5000, np.nan, np.float32), base)
+    put(beside, delta, base)
     one, two = alone.finish(3), beside.finish(3)
     for field in ("sums", "largest", "counts", "sketch"):
         assert getattr(one, field)[0].tobytes() == getattr(two, field)[1].tobytes()
@@ -121,9 +126,9 @@ def test_what_is_not_finite_is_counted_and_left_out(odd: float) -> None:
     cleaned = delta.copy()
     cleaned[[7, 2999]] = 0
     delta[[7, 2999]] = odd
-    batch = DeltaBatch(2, signs, NumpyLoops())
-    batch.add(delta, base)
-    batch.add(cleaned, base)
+    batch = DeltaBatch(2, signs)
+    put(batch, delta, base)
+    put(batch, cleaned, base)
     found = batch.finish(0)
     assert found.counts.tolist() == [[3000, 2], [2998, 0]]
     for field in ("sums", "largest", "sketch"):

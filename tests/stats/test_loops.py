@@ -12,27 +12,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from mergepipe.core.dtypes import dtype
 from mergepipe.core.leaves import LEAF
 from mergepipe.stats.compiled import CompiledLoops
-from mergepipe.stats.loops import LANES, PRODUCTS, TOP, Loops, NumpyLoops, quickest_loops
+from mergepipe.stats.loops import LANES, PRODUCTS, TOP, LeafLook, Loops, NumpyLoops, Products, Tally, quickest_loops
 from mergepipe.stats.sketch import SketchSigns
 
 SIGNS = SketchSigns().pattern
 LOOPS: tuple[Loops, Loops] = NumpyLoops(), CompiledLoops()
 
 
-def products(loops: Loops, delta: NDArray[Any], base: NDArray[np.float64]) -> tuple[float, int, int, bytes]:
-    """All that `products` tells, sums as bytes; what the buffer held before must not show."""
-    lanes = np.full((PRODUCTS, LANES), np.nan)
-    return *loops.products(delta.copy(), base, SIGNS, lanes), lanes.tobytes()
+def tally(size: int, kind: Any) -> Tally:
+    """Counters from 7 each."""
+    return Tally(np.full(TOP, 7, np.uint32), np.empty(size + 1, kind))
 
 
-def counted(loops: Loops, patterns: NDArray[Any]) -> tuple[bytes, bytes]:
-    """The counters, from 7 each, and the irregular patterns."""
-    counts = np.full(TOP, 7, np.uint32)
-    irregular = np.empty(patterns.size + 1, patterns.dtype)
-    found = loops.count(patterns, counts, irregular)
-    return counts.tobytes(), irregular[:found].tobytes()
+def lanes() -> NDArray[np.float64]:
+    """What the buffer held before must not show."""
+    return np.full((PRODUCTS, LANES), np.nan)
+
+
+def told(look: LeafLook, counts: Tally, sums: NDArray[np.float64]) -> tuple[object, ...]:
+    """All that is told of a leaf, arrays as bytes; NaNs of δ itself are alike."""
+    delta = np.where(np.isnan(look.delta), np.nan, look.delta)
+    facts = look.irregular, look.largest, look.nonzero, look.nonfinite
+    return (
+        *facts,
+        delta.tobytes(),
+        counts.counts.tobytes(),
+        counts.irregular[: look.irregular].tobytes(),
+        sums.tobytes(),
+    )
 
 
 @st.composite
@@ -49,27 +59,48 @@ def leaves(draw: st.DrawFn) -> tuple[NDArray[Any], NDArray[np.float64]]:
 
 
 @given(leaves())
-def test_products_have_the_same_bits(leaf: tuple[NDArray[Any], NDArray[np.float64]]) -> None:
-    """Sums, maximum and counts of any leaf."""
+def test_products_and_counts_have_the_same_bits(leaf: tuple[NDArray[Any], NDArray[np.float64]]) -> None:
+    """Sums, maximum and counts of any leaf's δ, NaN's among them."""
+    delta, base = leaf
+    results = []
+    for loops in LOOPS:
+        counts, sums = tally(delta.size, f"u{delta.itemsize}"), lanes()
+        irregular = loops.count(delta.view(f"u{delta.itemsize}"), counts)
+        with np.errstate(all="ignore"):
+            facts = loops.products(delta, Products(base, SIGNS, sums))
+        results.append(told(LeafLook(delta, irregular, *facts), counts, sums))
+    assert results[0] == results[1]
+
+
+@given(leaves(), st.sampled_from(["BF16", "F16", "F32", "F64", "F8_E4M3"]), st.booleans(), st.booleans())
+def test_leaves_have_the_same_bits(
+    leaf: tuple[NDArray[Any], NDArray[np.float64]], code: str, counting: bool, summing: bool
+) -> None:
+    """δ and all facts of it, whatever the expert is stored as and whichever are asked for."""
+    values, wide = leaf
+    storage = dtype(code)
     with np.errstate(all="ignore"):
-        assert products(LOOPS[0], *leaf) == products(LOOPS[1], *leaf)
-
-
-@given(leaves())
-def test_counts_are_the_same(leaf: tuple[NDArray[Any], NDArray[np.float64]]) -> None:
-    """Counters and irregular patterns of any leaf, NaN's among them."""
-    patterns = np.abs(leaf[0]).view(f"u{leaf[0].itemsize}")
-    assert counted(LOOPS[0], patterns) == counted(LOOPS[1], patterns)
+        raw = values.astype(np.float32).astype(storage.numpy).view(np.uint8)
+        base = wide.astype(values.dtype)
+        compute = np.result_type(base.dtype, storage.compute)
+        results = []
+        for loops in LOOPS:
+            counts, sums = tally(values.size, f"u{compute.itemsize}"), lanes()
+            products = Products(wide, SIGNS, sums) if summing else None
+            look = loops.leaf(raw, storage, base, compute, counts if counting else None, products)
+            results.append(told(look, counts, sums))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("loops", LOOPS, ids=["numpy", "compiled"])
 def test_counts_are_those_of_the_definition(loops: Loops) -> None:
     """The upper 16 bits are counted; patterns with lower ones are listed in order."""
-    patterns = np.array([0, 0x3F80_0000, 0x3F80_0001, 0x7FFF_FFFF, 0x3F80_0000, 5], np.uint32)
-    counts, irregular = np.zeros(TOP, np.uint32), np.empty(7, np.uint32)
-    assert loops.count(patterns, counts, irregular) == 3
-    assert irregular[:3].tolist() == [0x3F80_0001, 0x7FFF_FFFF, 5]
-    assert {place: int(counts[place]) for place in np.flatnonzero(counts).tolist()} == {0: 2, 0x3F80: 3, 0x7FFF: 1}
+    patterns = np.array([0, 0x3F80_0000, 0x3F80_0001, 0x7FFF_FFFF, 0x3F80_0000, 5, 0xBF80_0000], np.uint32)
+    found = Tally(np.zeros(TOP, np.uint32), np.empty(8, np.uint32))
+    assert loops.count(patterns, found) == 3
+    assert found.irregular[:3].tolist() == [0x3F80_0001, 0x7FFF_FFFF, 5]
+    places = np.flatnonzero(found.counts).tolist()
+    assert {place: int(found.counts[place]) for place in places} == {0: 2, 0x3F80: 4, 0x7FFF: 1}
 
 
 def test_without_numba_the_loops_are_numpys() -> None:

@@ -14,13 +14,18 @@ from mergepipe.stats.loops import NumpyLoops
 from mergepipe.stats.sketch import SKETCH, Estimate, SketchSigns, estimate_dot
 
 
+def put(batch: DeltaBatch, delta: NDArray[Any], base: NDArray[np.float64]) -> None:
+    """One expert's leaf, as the index adds it."""
+    batch.add(*NumpyLoops().products(delta, batch.products(base)))
+
+
 def sketch(delta: NDArray[Any], signs: SketchSigns) -> NDArray[np.float64]:
     """The sketch of a block, leaf by leaf as the index makes it."""
     total = np.zeros(SKETCH)
-    batch = DeltaBatch(1, signs, NumpyLoops())
+    batch = DeltaBatch(1, signs)
     for leaf, (start, stop) in enumerate(leaf_spans(delta.size)):
         part = delta[start:stop].copy()
-        batch.add(part, np.zeros(part.size))
+        put(batch, part, np.zeros(part.size))
         total += batch.finish(leaf).sketch[0]
     return total
 

@@ -26,7 +26,7 @@ from mergepipe.index.tiles import Leaf, RawTiles, Source, leaves, raw_bytes, spa
 from mergepipe.stats import accumulators, magnitudes, masked
 from mergepipe.stats.accumulators import BaseLeaf, BaseLeaves, DeltaBatch, DeltaLeaves
 from mergepipe.stats.contract import Fact, MaskedL1Need
-from mergepipe.stats.loops import Loops, quickest_loops
+from mergepipe.stats.loops import LeafLook, Tally, quickest_loops
 from mergepipe.stats.magnitudes import MagnitudeCut, Magnitudes
 from mergepipe.stats.masked import MaskedL1Sums
 from mergepipe.stats.sketch import SKETCH, SketchSigns
@@ -253,9 +253,9 @@ def _compute(job: TensorJob, expert: ExpertJob) -> np.dtype[Any]:
     return np.result_type(job.tensor.storage.compute, expert.tensor.storage.compute)
 
 
-# The base's leaf, a delta and its absolute values, up to float64; sums, counting, a mask.
+# The base's leaf and the absolute values of a delta, up to float64; sums, counting, a mask.
 _WORKSPACE_BYTES: Final = (
-    3 * LEAF * 8 + accumulators.workspace_bytes(_BATCH) + LEAF * 8 + magnitudes.LEAF_BYTES + LEAF * 8
+    2 * LEAF * 8 + accumulators.workspace_bytes(_BATCH) + LEAF * 8 + magnitudes.LEAF_BYTES + LEAF * 8
 )
 
 
@@ -265,9 +265,8 @@ class _Workspace:
     def __init__(self) -> None:
         self.loops = quickest_loops()
         self.base_leaves = BaseLeaves()
-        self.batch = DeltaBatch(_BATCH, SketchSigns(), self.loops)
+        self.batch = DeltaBatch(_BATCH, SketchSigns())
         self._base = np.empty(LEAF)
-        self._delta = np.empty(LEAF)
         self._magnitudes = np.empty(LEAF)
         self._raw = np.empty(0, np.uint8)
 
@@ -283,14 +282,9 @@ class _Workspace:
         count = raw.size // tensor.storage.itemsize
         return decode(raw, tensor.storage, self._base.view(tensor.storage.compute)[:count])
 
-    def delta(
-        self, raw: NDArray[np.uint8], tensor: TensorInfo, base: FloatArray, compute: np.dtype[Any]
-    ) -> tuple[FloatArray, FloatArray]:
-        """δ and |δ| of a leaf; `base` may be longer than the expert's bytes."""
-        count = raw.size // tensor.storage.itemsize
-        delta = decode(raw, tensor.storage, self._delta.view(compute)[:count])
-        np.subtract(delta, base[:count], out=delta)
-        return delta, np.abs(delta, out=self._magnitudes.view(compute)[:count])
+    def sizes(self, delta: FloatArray) -> FloatArray:
+        """|δ| of a leaf."""
+        return np.abs(delta, out=self._magnitudes.view(delta.dtype)[: delta.size])
 
 
 class _Run:
@@ -342,8 +336,7 @@ class _GroupPass:
         blocks = -(-job.tensor.elements // job.block)
         self.base = _BaseTable(blocks) if job.blocks and first else None
         self._experts = [
-            _Expert(job, e, blocks, room, group.working, workspace.loops)
-            for e, room in zip(group.experts, group.rooms, strict=True)
+            _Expert(job, e, blocks, room, group.working) for e, room in zip(group.experts, group.rooms, strict=True)
         ]
 
     def read(self, advance: Callable[[int], None], stopped: threading.Event) -> None:
@@ -375,10 +368,12 @@ class _GroupPass:
             raw = _part(stored, leaf, start, expert.job.tensor)
             if not raw.size:
                 continue
-            delta, sizes = workspace.delta(raw, expert.job.tensor, values, expert.compute)
-            expert.feed(leaf.start, sizes)
-            if known is not None and expert.table is not None:
-                workspace.batch.add(delta, known.values[: delta.size])
+            products = None if known is None else workspace.batch.products(known.values)
+            storage = expert.job.tensor.storage
+            look = workspace.loops.leaf(raw, storage, values, expert.compute, expert.tally, products)
+            expert.feed(leaf.start, look, workspace)
+            if expert.table is not None:
+                workspace.batch.add(look.largest, look.nonzero, look.nonfinite)
                 expert.table.digest(leaf, bytes_digest(memoryview(raw)))
                 batch.append(expert)
                 if workspace.batch.full:
@@ -397,7 +392,9 @@ class _GroupPass:
                         leaf = Leaf(0, 0, at, min(at + LEAF, stop), False)
                         values = self._workspace.base(_part(raws[0], leaf, start, job.tensor), job.tensor)
                         raw = _part(raws[1], leaf, start, expert.job.tensor)
-                        yield at, self._workspace.delta(raw, expert.job.tensor, values, expert.compute)[1]
+                        storage = expert.job.tensor.storage
+                        look = self._workspace.loops.leaf(raw, storage, values, expert.compute, None, None)
+                        yield at, self._workspace.sizes(look.delta)
 
         return look
 
@@ -405,23 +402,27 @@ class _GroupPass:
 class _Expert:
     """What is being learnt of one expert tensor."""
 
-    def __init__(self, job: TensorJob, expert: ExpertJob, blocks: int, room: int, working: int, loops: Loops) -> None:
+    def __init__(self, job: TensorJob, expert: ExpertJob, blocks: int, room: int, working: int) -> None:
         self.job = expert
         self.compute = _compute(job, expert)
         self.table = _DeltaTable(blocks) if job.blocks else None
         total = job.tensor.elements
         self._cuts = (
-            Magnitudes(expert.elements, total, expert.ranks, self.compute, room, working, loops)
-            if expert.ranks
-            else None
+            Magnitudes(expert.elements, total, expert.ranks, self.compute, room, working) if expert.ranks else None
         )
         self._masked = MaskedL1Sums(expert.masks) if expert.masks else None
 
-    def feed(self, start: int, sizes: FloatArray) -> None:
-        if self._cuts is not None:
-            self._cuts.feed(start, sizes)
+    @property
+    def tally(self) -> Tally | None:
+        return None if self._cuts is None else self._cuts.tally
+
+    def feed(self, start: int, look: LeafLook, workspace: _Workspace) -> None:
+        if self.tally is not None and self._cuts is not None:
+            self._cuts.counted(look.delta.size, look.irregular)
+        elif self._cuts is not None:
+            self._cuts.stored(start, look.delta)
         if self._masked is not None:
-            self._masked.feed(sizes)
+            self._masked.feed(workspace.sizes(look.delta))
 
     def finish(self, look: magnitudes.Look) -> ExpertFinds:
         return ExpertFinds(

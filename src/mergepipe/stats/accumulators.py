@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mergepipe.core.dtypes import FloatArray
 from mergepipe.core.leaves import LEAF
-from mergepipe.stats.loops import LANES, LOOPS_BYTES, PRODUCTS, ROWS, Loops, Wide, add_rows
+from mergepipe.stats.loops import LANES, LOOPS_BYTES, PRODUCTS, ROWS, Products, Wide, add_rows
 from mergepipe.stats.sketch import SKETCH, SketchSigns
 
 __all__ = ["LANES", "BaseLeaf", "BaseLeaves", "DeltaBatch", "DeltaLeaves", "LeafAdder", "Wide", "add_rows", "halve"]
@@ -108,10 +108,10 @@ class DeltaLeaves:
 
 
 class DeltaBatch:
-    """Facts of one leaf of up to `width` experts' deltas at a time: products apart, additions together."""
+    """Facts of one leaf of up to `width` experts' deltas at a time, whose last additions are made together."""
 
-    def __init__(self, width: int, signs: SketchSigns, loops: Loops) -> None:
-        self._signs, self._loops = signs, loops
+    def __init__(self, width: int, signs: SketchSigns) -> None:
+        self._signs = signs
         self._lanes = np.empty((width, PRODUCTS, LANES))
         self._largest = np.zeros(width)
         self._counts = np.zeros((width, 2), np.int64)
@@ -121,12 +121,14 @@ class DeltaBatch:
     def full(self) -> bool:
         return self._filled == len(self._lanes)
 
-    def add(self, delta: FloatArray, base: Wide) -> None:
-        """One expert's leaf of δ and the base's, of equal length."""
-        place = self._filled
-        largest, nonzero, nonfinite = self._loops.products(delta, base, self._signs.pattern, self._lanes[place])
-        self._largest[place] = largest
-        self._counts[place] = nonzero, nonfinite
+    def products(self, base: Wide) -> Products:
+        """Where the next expert's products are to be summed; `base` is the leaf's θ₀."""
+        return Products(base, self._signs.pattern, self._lanes[self._filled])
+
+    def add(self, largest: float, nonzero: int, nonfinite: int) -> None:
+        """One expert, whose products have been summed where `products` said."""
+        self._largest[self._filled] = largest
+        self._counts[self._filled] = nonzero, nonfinite
         self._filled += 1
 
     def finish(self, leaf: int) -> DeltaLeaves:

@@ -6,61 +6,127 @@ bits are those of `mergepipe.stats.loops.NumpyLoops`. Machine code is cached bes
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from mergepipe.core.dtypes import FloatArray
-from mergepipe.stats.loops import LANES, Bits, NumpyLoops, Wide
+from mergepipe.core.dtypes import DType, FloatArray, decode
+from mergepipe.core.leaves import LEAF
+from mergepipe.stats.loops import LANES, Bits, LeafLook, NumpyLoops, Products, Tally
 
+
+def _masks(kind: Any) -> tuple[Any, Any, Any]:
+    """How far the upper 16 bits are shifted, all bits but the sign, all bits below the upper 16."""
+    width = 8 * np.dtype(kind).itemsize
+    return kind(width - 16), kind((1 << (width - 1)) - 1), kind((1 << (width - 16)) - 1)
+
+
+_MASKS: Final = {4: _masks(np.uint32), 8: _masks(np.uint64)}
 # Lanes summed together: four rows of sums of this many lanes stay in the first-level cache.
-_TOGETHER = 256
+_TOGETHER: Final = 256
 
 
 class CompiledLoops:
-    """See `mergepipe.stats.loops.Loops`."""
+    """See `mergepipe.stats.loops.Loops`. What is not finite is left to numpy."""
 
     def __init__(self) -> None:
-        self._numpy: NumpyLoops | None = None
+        self._numpy = NumpyLoops()
+        self._delta = np.empty(LEAF)
 
-    def count(self, patterns: Bits, counts: NDArray[np.uint32], irregular: Bits) -> int:
+    def leaf(
+        self,
+        raw: NDArray[np.uint8],
+        storage: DType,
+        base: FloatArray,
+        compute: np.dtype[Any],
+        tally: Tally | None,
+        products: Products | None,
+    ) -> LeafLook:
+        """See `Loops.leaf`."""
+        if tally is None or products is None or compute != base.dtype:
+            return self._numpy.leaf(raw, storage, base, compute, tally, products)
+        count = raw.size // storage.itemsize
+        delta = self._delta.view(compute)[:count]
+        bits, masks = delta.view(f"u{delta.itemsize}"), _MASKS[delta.itemsize]
+        rest = bits, masks, tally.counts, tally.irregular, products.base, products.signs, products.lanes
+        if storage.code == "BF16" and compute == np.float32:
+            irregular, largest, nonzero = _leaf_of_bfloat16(raw.view(np.uint16), base, delta, *rest)
+        else:
+            np.subtract(decode(raw, storage, delta), base[:count], out=delta)
+            irregular, largest, nonzero = _leaf(delta, *rest)
+        size = _float(largest, delta)
+        facts = (size, nonzero, 0) if math.isfinite(size) else self._numpy.products(delta, products)
+        return LeafLook(delta, irregular, *facts)
+
+    def count(self, patterns: Bits, tally: Tally) -> int:
         """See `Loops.count`."""
-        width, unsigned = 8 * patterns.itemsize - 16, patterns.dtype.type
-        return int(_count(patterns, unsigned(width), unsigned((1 << width) - 1), counts, irregular))
+        return int(_count(patterns, _MASKS[patterns.itemsize], tally.counts, tally.irregular))
 
-    def products(self, delta: FloatArray, base: Wide, signs: Wide, lanes: Wide) -> tuple[float, int, int]:
+    def products(self, delta: FloatArray, products: Products) -> tuple[float, int, int]:
         """See `Loops.products`."""
-        bits = delta.view(f"u{delta.itemsize}")
-        sign = bits.dtype.type(1 << (8 * delta.itemsize - 1))
-        largest, nonzero = _largest_pattern(bits, bits.dtype.type(sign - 1))
-        size = np.array(largest, bits.dtype).view(delta.dtype)[()]
-        if not np.isfinite(size):
-            if self._numpy is None:
-                self._numpy = NumpyLoops()
-            return self._numpy.products(delta, base, signs, lanes)
-        _products(delta, base, signs, lanes)
-        return float(size), int(nonzero), 0
+        largest, nonzero = _largest(delta.view(f"u{delta.itemsize}"), _MASKS[delta.itemsize])
+        size = _float(largest, delta)
+        if not math.isfinite(size):
+            return self._numpy.products(delta, products)
+        _products(delta, products.base, products.signs, products.lanes)
+        return size, nonzero, 0
+
+
+def _float(pattern: int, like: FloatArray) -> float:
+    return float(np.array([pattern], f"u{like.itemsize}").view(like.dtype)[0])
 
 
 @numba.njit(nogil=True, cache=True)
-def _count(patterns: Any, shift: Any, mask: Any, counts: Any, irregular: Any) -> Any:
+def _leaf_of_bfloat16(
+    raw: Any,
+    base: Any,
+    delta: Any,
+    bits: Any,
+    masks: Any,
+    counts: Any,
+    irregular: Any,
+    wide: Any,
+    signs: Any,
+    lanes: Any,
+) -> Any:
+    for n in range(raw.size):
+        bits[n] = np.uint32(raw[n]) << np.uint32(16)
+    for n in range(raw.size):
+        delta[n] -= base[n]
+    return _leaf(delta, bits, masks, counts, irregular, wide, signs, lanes)
+
+
+@numba.njit(nogil=True, cache=True)
+def _leaf(delta: Any, bits: Any, masks: Any, counts: Any, irregular: Any, wide: Any, signs: Any, lanes: Any) -> Any:
+    found = _count(bits, masks, counts, irregular)
+    _products(delta, wide, signs, lanes)
+    largest, nonzero = _largest(bits, masks)
+    return found, largest, nonzero
+
+
+@numba.njit(nogil=True, cache=True)
+def _count(bits: Any, masks: Any, counts: Any, irregular: Any) -> Any:
+    shift, value, low = masks
     found = 0
-    for n in range(patterns.size):
-        pattern = patterns[n]
+    for n in range(bits.size):
+        pattern = bits[n] & value
         counts[pattern >> shift] += np.uint32(1)
+        # No branch: in float32 models nearly all patterns are irregular, in others few.
         irregular[found] = pattern
-        found += (pattern & mask) != 0
+        found += (pattern & low) != 0
     return found
 
 
 @numba.njit(nogil=True, cache=True)
-def _largest_pattern(bits: Any, mask: Any) -> Any:
-    largest = bits[0] & mask
-    nonzero = 0
+def _largest(bits: Any, masks: Any) -> Any:
+    """The largest pattern without its sign, and how many are not ±0."""
+    _, value, _ = masks
+    largest, nonzero = bits[0] & value, 0
     for n in range(bits.size):
-        pattern = bits[n] & mask
+        pattern = bits[n] & value
         largest = max(largest, pattern)
         nonzero += pattern != 0
     return largest, nonzero

@@ -1,4 +1,4 @@
-"""The two inner loops of an index pass: counting bit patterns, and summing products over a leaf.
+"""The inner loops of an index pass over one leaf: δ, counting its bit patterns, and summing products.
 
 What they compute is fixed here to the bit, with numpy. Where numba is installed, `mergepipe.stats.compiled`
 does the same in one pass over the data instead of a dozen (the extra `fast`); results do not depend on it.
@@ -7,6 +7,7 @@ does the same in one pass over the data instead of a dozen (the extra `fast`); r
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mergepipe.core.dtypes import FloatArray
+from mergepipe.core.dtypes import DType, FloatArray, decode
 from mergepipe.core.leaves import LEAF
 
 LANES: Final = 1024
@@ -28,23 +29,64 @@ Wide = NDArray[np.float64]
 PRODUCTS: Final = 4
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Tally:
+    """Where the patterns of one delta's magnitudes are counted.
+
+    `counts`, of `TOP` entries, is added to; `irregular`, one longer than a leaf, receives the patterns of a
+    leaf that have bits below the upper 16, in order.
+    """
+
+    counts: NDArray[np.uint32]
+    irregular: Bits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeafLook:
+    """What is known of a leaf of δ: itself, how many patterns are irregular, and of all of it three facts.
+
+    `largest` is the largest finite |δ|; NaN and infinity are nonzero. They are 0 if no products were asked for.
+    """
+
+    delta: FloatArray
+    irregular: int
+    largest: float
+    nonzero: int
+    nonfinite: int
+
+
 class Loops(Protocol):
-    """One worker's loops; a call may use buffers of the last."""
+    """One worker's loops. A look's arrays are overwritten by the next call."""
 
-    def count(self, patterns: Bits, counts: NDArray[np.uint32], irregular: Bits) -> int:
-        """Add the upper 16 bits of at most `LEAF` patterns of |δ| to `counts`, of `TOP` entries.
+    def leaf(
+        self,
+        raw: NDArray[np.uint8],
+        storage: DType,
+        base: FloatArray,
+        compute: np.dtype[Any],
+        tally: Tally | None,
+        products: Products | None,
+    ) -> LeafLook:
+        """δ of a leaf, an expert's stored bytes minus `base` (as long or longer), in `compute` precision."""
 
-        Patterns that have lower bits are copied, in order, to the front of `irregular` (one element longer
-        than `patterns`); returns how many.
-        """
+    def count(self, patterns: Bits, tally: Tally) -> int:
+        """Count at most `LEAF` patterns of |δ| or δ; returns how many are irregular."""
 
-    def products(self, delta: FloatArray, base: Wide, signs: Wide, lanes: Wide) -> tuple[float, int, int]:
-        """Sum a leaf's four products into `lanes`, of shape (4, `LANES`); returns max|δ|, nonzeros and non-finites.
+    def products(self, delta: FloatArray, products: Products) -> tuple[float, int, int]:
+        """Sum a leaf's products; returns its `largest`, `nonzero` and `nonfinite` as a `LeafLook` has them."""
 
-        The leaf lies in rows of `LANES` elements, zeros after its end (its own last row's), and the rows are
-        added one after another. `delta`, `base` and `signs` are the leaf's, `signs` at full length. Elements
-        that are not finite count as zero everywhere but in the counts; NaN and infinity are nonzero.
-        """
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Products:
+    """Sums of a leaf's δ², |δ|, θ₀δ and δ with the sketch's signs go into `lanes`, of shape (4, `LANES`).
+
+    The leaf lies in rows of `LANES` elements, and the rows are added to zeros one after another. Elements that
+    are not finite count as zero. `base` is θ₀ (as long as δ or longer), `signs` of a leaf's full length.
+    """
+
+    base: Wide
+    signs: Wide
+    lanes: Wide
 
 
 class NumpyLoops:
@@ -53,22 +95,46 @@ class NumpyLoops:
     def __init__(self) -> None:
         self._products = np.zeros((PRODUCTS, ROWS, LANES))
         # While patterns are counted the products are not needed.
-        low, tops, flags, _ = self._products.reshape(PRODUCTS, LEAF)
-        self._low, self._tops, self._flags = low, tops.view(np.uint16), flags.view(np.bool_)
+        low, below, tops, flags = self._products.reshape(PRODUCTS, LEAF)
+        self._low, self._below, self._tops, self._flags = low, below, tops.view(np.uint16), flags.view(np.bool_)
+        self._delta = np.empty(LEAF)
 
-    def count(self, patterns: Bits, counts: NDArray[np.uint32], irregular: Bits) -> int:
+    def leaf(
+        self,
+        raw: NDArray[np.uint8],
+        storage: DType,
+        base: FloatArray,
+        compute: np.dtype[Any],
+        tally: Tally | None,
+        products: Products | None,
+    ) -> LeafLook:
+        """See `Loops.leaf`."""
+        count = raw.size // storage.itemsize
+        delta = decode(raw, storage, self._delta.view(compute)[:count])
+        np.subtract(delta, base[:count], out=delta)
+        return self.look(delta, tally, products)
+
+    def look(self, delta: FloatArray, tally: Tally | None, products: Products | None) -> LeafLook:
+        """The rest of `leaf`, of a δ that is known."""
+        irregular = 0 if tally is None else self.count(delta.view(f"u{delta.itemsize}"), tally)
+        facts = (0.0, 0, 0) if products is None else self.products(delta, products)
+        return LeafLook(delta, irregular, *facts)
+
+    def count(self, patterns: Bits, tally: Tally) -> int:
         """See `Loops.count`."""
-        size, shift = patterns.size, 8 * patterns.itemsize - 16
+        size, width = patterns.size, 8 * patterns.itemsize
+        bits = self._low.view(patterns.dtype)[:size]
+        np.bitwise_and(patterns, (1 << (width - 1)) - 1, out=bits)
         tops = self._tops[:size]
-        np.right_shift(patterns, shift, out=tops, casting="unsafe")
+        np.right_shift(bits, width - 16, out=tops, casting="unsafe")
         found = np.bincount(tops)
-        np.add(counts[: found.size], found, out=counts[: found.size], casting="unsafe")
-        low = np.bitwise_and(patterns, (1 << shift) - 1, out=self._low.view(patterns.dtype)[:size])
+        np.add(tally.counts[: found.size], found, out=tally.counts[: found.size], casting="unsafe")
+        low = np.bitwise_and(bits, (1 << (width - 16)) - 1, out=self._below.view(patterns.dtype)[:size])
         odd = np.flatnonzero(np.not_equal(low, 0, out=self._flags[:size]))
-        irregular[: odd.size] = patterns[odd]
+        tally.irregular[: odd.size] = bits[odd]
         return int(odd.size)
 
-    def products(self, delta: FloatArray, base: Wide, signs: Wide, lanes: Wide) -> tuple[float, int, int]:
+    def products(self, delta: FloatArray, products: Products) -> tuple[float, int, int]:
         """See `Loops.products`."""
         count = delta.size
         rows = -(-count // LANES)
@@ -87,13 +153,14 @@ class NumpyLoops:
             largest = float(sizes.max())
         np.multiply(padded, padded, out=square[: rows * LANES])
         dot[count : rows * LANES] = 0.0
-        np.multiply(signed[:count], base, out=dot[:count])
-        np.multiply(padded, signs[: rows * LANES], out=padded)
-        add_rows(self._products[:, :rows], lanes)
+        np.multiply(signed[:count], products.base[:count], out=dot[:count])
+        np.multiply(padded, products.signs[: rows * LANES], out=padded)
+        add_rows(self._products[:, :rows], products.lanes)
         return largest, nonzero, nonfinite
 
 
-LOOPS_BYTES: Final = PRODUCTS * LEAF * 8
+# Of one worker's loops.
+LOOPS_BYTES: Final = (PRODUCTS + 1) * LEAF * 8
 
 
 def add_rows(products: Wide, out: Wide) -> None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mergepipe.core.dtypes import FloatArray
 from mergepipe.core.leaves import LEAF, leaf_spans
 from mergepipe.stats.contract import Fact
-from mergepipe.stats.loops import TOP, Bits, Loops
+from mergepipe.stats.loops import TOP, Bits, Loops, Tally
 
 Counts = NDArray[np.int64]
 Span = tuple[int, int]
@@ -96,37 +96,51 @@ class Magnitudes:
         compute: np.dtype[Any],
         room: int,
         working: int,
-        loops: Loops,
     ) -> None:
         self._elements, self._total, self._room, self._working = elements, total, room, working
-        self._compute, self._loops = compute, loops
+        self._compute = compute
         self._bits: np.dtype[Any] = np.dtype(f"u{compute.itemsize}")
         self._shift = 8 * compute.itemsize - 16
         self._ranks = ranks
         few = elements <= _SORTED
         self._few: Bits | None = np.empty(elements, self._bits) if few else None
         self._size = _record_size(elements)
-        self._counts = np.zeros(0 if few else TOP, np.uint32)
-        self._filled = 0
+        leaf = 0 if few else min(LEAF, elements)
+        self._tally = Tally(np.zeros(0 if few else TOP, np.uint32), np.empty(leaf + 1, self._bits))
+        self._filled = self._closed = 0
         self._top: Counts = np.zeros(0 if few else TOP, np.int64)
         self._records: list[_Record] | None = []
         self._irregular: list[Bits] = []
         self._kept_bytes = 0
-        leaf = 0 if few else min(LEAF, elements)
-        self._found = np.empty(leaf + 1, self._bits)
         self._flags = np.empty(leaf, np.bool_)
 
-    def feed(self, start: int, magnitudes: FloatArray) -> None:
-        """The next run of |δ|; `start` is the position of its first element."""
-        patterns = magnitudes.view(self._bits)
+    @property
+    def tally(self) -> Tally | None:
+        """Where leaves are to be counted before they are `counted`; None if deltas are to be `stored` instead."""
+        return self._tally if self._few is None else None
+
+    def counted(self, size: int, irregular: int) -> None:
+        """The next `size` elements, at most a leaf, have been counted."""
+        if irregular and self._records is not None:
+            self._keep(self._tally.irregular[:irregular].copy())
+        self._filled += size
+        if self._filled >= self._size:
+            self._close_record()
+
+    def stored(self, start: int, delta: FloatArray) -> None:
+        """The next run of δ or |δ|; `start` is the position of its first element."""
+        assert self._few is not None
+        few = self._few[start : start + delta.size]
+        np.bitwise_and(delta.view(self._bits), (1 << (8 * delta.itemsize - 1)) - 1, out=few)
+
+    def feed(self, start: int, delta: FloatArray, loops: Loops) -> None:
+        """`counted` or `stored` of the next run of δ or |δ|, of any length."""
         if self._few is not None:
-            self._few[start : start + patterns.size] = patterns
+            self.stored(start, delta)
             return
-        at = 0
-        while at < patterns.size:
-            count = min(self._size - self._filled, patterns.size - at, LEAF)
-            self._count(patterns[at : at + count])
-            at += count
+        for first, stop in leaf_spans(delta.size):
+            patterns = delta[first:stop].view(self._bits)
+            self.counted(patterns.size, loops.count(patterns, self._tally))
 
     def finish(self, look: Look) -> list[MagnitudeCut]:
         """One cut a rank; looks again at what is not known yet."""
@@ -139,17 +153,9 @@ class Magnitudes:
         if spots is None:
             self._records = None
             return self._descent().cuts(self._ranks, look)
-        return self._look_up(spots, look)
+        return self._look_up(spots, [record.span for record in self._records or ()], look)
 
     # --- the first look
-
-    def _count(self, patterns: Bits) -> None:
-        found = self._loops.count(patterns, self._counts, self._found)
-        if found and self._records is not None:
-            self._keep(self._found[:found].copy())
-        self._filled += patterns.size
-        if self._filled == self._size:
-            self._close_record()
 
     def _keep(self, irregular: Bits) -> None:
         self._irregular.append(irregular)
@@ -159,22 +165,24 @@ class Magnitudes:
             self._irregular = []
 
     def _close_record(self) -> None:
-        counts = self._counts
+        counts = self._tally.counts
         self._top += counts
-        self._filled = 0
         if self._records is not None:
-            self._record(counts)
+            self._record(self._records, counts)
         counts.fill(0)
+        self._closed += self._filled
+        self._filled = 0
 
-    def _record(self, counts: NDArray[np.uint32]) -> None:
-        assert self._records is not None
+    def _record(self, records: list[_Record], counts: NDArray[np.uint32]) -> None:
         irregular = np.concatenate(self._irregular) if self._irregular else np.empty(0, self._bits)
         self._irregular = []
-        met = np.flatnonzero(counts[1:])
-        lowest, beyond = (1 + int(met[0]), 2 + int(met[-1])) if met.size else (1, 1)
-        above = counts[lowest:beyond]
+        met = counts[1:] > 0
+        first = int(met.argmax())
+        last = met.size - int(met[::-1].argmax()) if met[first] else first
+        above = counts[1 + first : 1 + last]
         above = above.astype(np.min_scalar_type(int(above.max(initial=0))))
-        self._records.append(_Record(int(counts[0]), lowest, above, irregular))
+        span = self._closed, self._closed + self._filled
+        records.append(_Record(span, int(counts[0]), 1 + first, above, irregular))
         self._kept_bytes += above.nbytes + 256
         if self._kept_bytes > self._room:
             self._records = None
@@ -230,11 +238,11 @@ class Magnitudes:
                 spots.append(_regular_spot(bucket << self._shift, until[:, place], rank - (stop - start)))
         return spots
 
-    def _look_up(self, spots: Sequence[_Spot], look: Look) -> list[MagnitudeCut]:
+    def _look_up(self, spots: Sequence[_Spot], records: Sequence[Span], look: Look) -> list[MagnitudeCut]:
         positions: dict[_Spot, int] = {}
         inside = sorted({(spot.record, spot.pattern, spot.rank) for spot in spots if spot.record is not None})
         groups = [(n, [_Search(pattern, rank) for _, pattern, rank in group]) for n, group in groupby(inside, _first)]
-        spans = [(n * self._size, min((n + 1) * self._size, self._elements)) for n, _ in groups]
+        spans = [records[n] for n, _ in groups]
         at = 0
         for start, magnitudes in look(spans):
             while start >= spans[at][1]:
@@ -259,8 +267,9 @@ class Magnitudes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Record:
-    """Counts of the upper 16 bits of a run's patterns (of 0, then from `lowest` on); the irregular patterns."""
+    """Of the elements in `span`: counts of the patterns' upper 16 bits (of 0, then from `lowest` on), the irregular."""
 
+    span: Span
     zero: int
     lowest: int
     counts: NDArray[Any]

@@ -103,6 +103,30 @@ def test_counts_are_those_of_the_definition(loops: Loops) -> None:
     assert {place: int(found.counts[place]) for place in places} == {0: 2, 0x3F80: 4, 0x7FFF: 1}
 
 
+@given(st.integers(0, 2**32), st.sampled_from([0, 1, 3, 40_000]))
+def test_closing_is_the_same(seed: int, entries: int) -> None:
+    """Totals are added to; the range that holds anything, entry 0 left out, and its largest count are told."""
+    rng = np.random.default_rng(seed)
+    counts = np.bincount(rng.integers(0, TOP, entries), minlength=TOP).astype(np.uint32)
+    before = rng.integers(0, 2**40, TOP)
+    totals = [before.copy(), before.copy()]
+    told = [loops.close(counts, total) for loops, total in zip(LOOPS, totals, strict=True)]
+    met = np.flatnonzero(counts[1:]) + 1
+    expected = (int(met[0]), int(met[-1]) + 1, int(counts[1:].max())) if met.size else (1, 1, 0)
+    assert told == [expected, expected]
+    assert all((total == before + counts).all() for total in totals)
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=50), st.integers(1, 60), st.sampled_from([np.uint32, np.uint64])
+)
+def test_finding_is_the_same(patterns: list[int], rank: int, kind: Any) -> None:
+    """The place of the rank-th occurrence, or how many there are."""
+    places = [n for n, pattern in enumerate(patterns) if pattern == 1]
+    expected = (places[rank - 1], rank) if rank <= len(places) else (-1, len(places))
+    assert [loops.find(np.array(patterns, kind), 1, rank) for loops in LOOPS] == [expected, expected]
+
+
 def test_without_numba_the_loops_are_numpys() -> None:
     """An installation without the extra works; with it the compiled ones are taken."""
     assert isinstance(quickest_loops(), CompiledLoops)

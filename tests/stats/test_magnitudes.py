@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mergepipe.core.dtypes import FloatArray
 from mergepipe.core.leaves import LEAF
-from mergepipe.stats.loops import quickest_loops
+from mergepipe.stats.loops import NumpyLoops, quickest_loops
 from mergepipe.stats.magnitudes import LEAST_WORKING, MagnitudeCut, Magnitudes, kept_count
 
 GRID = [number / 100 for number in range(1, 100)]
@@ -56,9 +56,9 @@ class Stream:
 
     def cuts(self, total: int, ranks: Sequence[int], room: int, working: int) -> list[tuple[float, int]]:
         """Feed all, then finish."""
-        found = Magnitudes(self.sizes.size, total, ranks, self.sizes.dtype, room, working)
+        found = Magnitudes(self.sizes.size, total, ranks, self.sizes.dtype, room, working, quickest_loops())
         for start, part in self([(0, self.sizes.size)]):
-            found.feed(start, part, quickest_loops())
+            found.feed(start, part)
         self.seen = 0
         return [(cut.threshold, cut.cut) for cut in found.finish(self)]
 
@@ -165,5 +165,7 @@ def test_a_cut_as_a_fact() -> None:
 
 def test_no_element_was_fed() -> None:
     """A delta that is zero by nature keeps its first k elements."""
-    found: Any = Magnitudes(0, 10, [1, 4], np.dtype(np.float32), 0, LEAST_WORKING).finish(lambda spans: iter(()))
+    found: Any = Magnitudes(0, 10, [1, 4], np.dtype(np.float32), 0, LEAST_WORKING, NumpyLoops()).finish(
+        lambda spans: iter(())
+    )
     assert [(cut.threshold, cut.cut) for cut in found] == [(0.0, 0), (0.0, 3)]

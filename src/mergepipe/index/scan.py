@@ -26,7 +26,7 @@ from mergepipe.index.tiles import Leaf, RawTiles, Source, leaves, raw_bytes, spa
 from mergepipe.stats import accumulators, magnitudes, masked
 from mergepipe.stats.accumulators import BaseLeaf, BaseLeaves, DeltaBatch, DeltaLeaves
 from mergepipe.stats.contract import Fact, MaskedL1Need
-from mergepipe.stats.loops import LeafLook, Tally, quickest_loops
+from mergepipe.stats.loops import LeafLook, Loops, NumpyLoops, Tally, quickest_loops
 from mergepipe.stats.magnitudes import MagnitudeCut, Magnitudes
 from mergepipe.stats.masked import MaskedL1Sums
 from mergepipe.stats.sketch import SKETCH, SketchSigns
@@ -35,6 +35,8 @@ from mergepipe.store.contract import ByteStore
 # Elements read at once where memory allows: above this, larger reads gain nothing on a local disk.
 _SPAN: Final = 1 << 19
 _BATCH: Final = 8
+# Bytes from which on compiled loops save more than loading them takes.
+_WORTH_COMPILING: Final = 256 << 20
 Job = TypeVar("Job")
 Finds = TypeVar("Finds")
 
@@ -97,8 +99,10 @@ def scan(
     if memory < least:
         raise MemoryLimitTooSmall("reading one tensor for the index", least, memory)
     workers = max(1, min(threads, len(jobs), memory // max(1, least)))
-    run = _Run(stores, memory // workers, advance)
-    return _on_threads(run.job, jobs, [_payload(job) for job in jobs], workers, run.stop)
+    sizes = [_payload(job) for job in jobs]
+    loops = quickest_loops if sum(sizes) >= _WORTH_COMPILING else NumpyLoops
+    run = _Run(stores, memory // workers, advance, loops)
+    return _on_threads(run.job, jobs, sizes, workers, run.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +266,8 @@ _WORKSPACE_BYTES: Final = (
 class _Workspace:
     """One worker's buffers."""
 
-    def __init__(self) -> None:
-        self.loops = quickest_loops()
+    def __init__(self, loops: Loops) -> None:
+        self.loops = loops
         self.base_leaves = BaseLeaves()
         self.batch = DeltaBatch(_BATCH, SketchSigns())
         self._base = np.empty(LEAF)
@@ -290,8 +294,14 @@ class _Workspace:
 class _Run:
     """What all workers of one pass share."""
 
-    def __init__(self, stores: Mapping[str, ByteStore], memory: int, advance: Callable[[int], None]) -> None:
-        self._stores, self._memory, self._advance = stores, memory, advance
+    def __init__(
+        self,
+        stores: Mapping[str, ByteStore],
+        memory: int,
+        advance: Callable[[int], None],
+        loops: Callable[[], Loops],
+    ) -> None:
+        self._stores, self._memory, self._advance, self._loops = stores, memory, advance, loops
         self._local = threading.local()
         self._stopped = threading.Event()
 
@@ -302,7 +312,7 @@ class _Run:
     def job(self, job: TensorJob) -> TensorFinds:
         """Learn all that is wanted of one tensor."""
         if not hasattr(self._local, "workspace"):
-            self._local.workspace = _Workspace()
+            self._local.workspace = _Workspace(self._loops())
         base: _BaseTable | None = None
         finds: list[ExpertFinds] = []
         # Overflow and NaN are data here: they are counted, not raised.
@@ -336,7 +346,8 @@ class _GroupPass:
         blocks = -(-job.tensor.elements // job.block)
         self.base = _BaseTable(blocks) if job.blocks and first else None
         self._experts = [
-            _Expert(job, e, blocks, room, group.working) for e, room in zip(group.experts, group.rooms, strict=True)
+            _Expert(job, e, blocks, room, group.working, workspace.loops)
+            for e, room in zip(group.experts, group.rooms, strict=True)
         ]
 
     def read(self, advance: Callable[[int], None], stopped: threading.Event) -> None:
@@ -402,13 +413,15 @@ class _GroupPass:
 class _Expert:
     """What is being learnt of one expert tensor."""
 
-    def __init__(self, job: TensorJob, expert: ExpertJob, blocks: int, room: int, working: int) -> None:
+    def __init__(self, job: TensorJob, expert: ExpertJob, blocks: int, room: int, working: int, loops: Loops) -> None:
         self.job = expert
         self.compute = _compute(job, expert)
         self.table = _DeltaTable(blocks) if job.blocks else None
         total = job.tensor.elements
         self._cuts = (
-            Magnitudes(expert.elements, total, expert.ranks, self.compute, room, working) if expert.ranks else None
+            Magnitudes(expert.elements, total, expert.ranks, self.compute, room, working, loops)
+            if expert.ranks
+            else None
         )
         self._masked = MaskedL1Sums(expert.masks) if expert.masks else None
 

@@ -65,6 +65,16 @@ class CompiledLoops:
         """See `Loops.count`."""
         return int(_count(patterns, _MASKS[patterns.itemsize], tally.counts, tally.irregular))
 
+    def close(self, counts: NDArray[np.uint32], totals: NDArray[np.int64]) -> tuple[int, int, int]:
+        """See `Loops.close`."""
+        found: tuple[int, int, int] = _close(counts, totals)
+        return found
+
+    def find(self, patterns: Bits, pattern: int, rank: int) -> tuple[int, int]:
+        """See `Loops.find`."""
+        found: tuple[int, int] = _find(patterns, patterns.dtype.type(pattern), rank)
+        return found
+
     def products(self, delta: FloatArray, products: Products) -> tuple[float, int, int]:
         """See `Loops.products`."""
         largest, nonzero = _largest(delta.view(f"u{delta.itemsize}"), _MASKS[delta.itemsize])
@@ -118,6 +128,31 @@ def _count(bits: Any, masks: Any, counts: Any, irregular: Any) -> Any:
         irregular[found] = pattern
         found += (pattern & low) != 0
     return found
+
+
+@numba.njit(nogil=True, cache=True)
+def _close(counts: Any, totals: Any) -> Any:
+    for n in range(counts.size):
+        totals[n] += counts[n]
+    first, beyond = 1, counts.size
+    while first < beyond and counts[first] == 0:
+        first += 1
+    if first == beyond:
+        return 1, 1, 0
+    while counts[beyond - 1] == 0:
+        beyond -= 1
+    return first, beyond, counts[first:beyond].max()
+
+
+@numba.njit(nogil=True, cache=True)
+def _find(bits: Any, pattern: Any, rank: Any) -> Any:
+    seen = 0
+    for n in range(bits.size):
+        if bits[n] == pattern:
+            seen += 1
+            if seen == rank:
+                return n, seen
+    return -1, seen
 
 
 @numba.njit(nogil=True, cache=True)

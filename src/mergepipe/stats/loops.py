@@ -72,6 +72,15 @@ class Loops(Protocol):
     def count(self, patterns: Bits, tally: Tally) -> int:
         """Count at most `LEAF` patterns of |δ| or δ; returns how many are irregular."""
 
+    def close(self, counts: NDArray[np.uint32], totals: NDArray[np.int64]) -> tuple[int, int, int]:
+        """Add `counts` to `totals`, both of `TOP` entries.
+
+        Returns between which entries (`first`, `beyond`), the entry 0 left out, there are any, and the largest of them.
+        """
+
+    def find(self, patterns: Bits, pattern: int, rank: int) -> tuple[int, int]:
+        """Where the `rank`-th (from 1) of the patterns that equal `pattern` is, or −1, and how many do up to there."""
+
     def products(self, delta: FloatArray, products: Products) -> tuple[float, int, int]:
         """Sum a leaf's products; returns its `largest`, `nonzero` and `nonfinite` as a `LeafLook` has them."""
 
@@ -133,6 +142,22 @@ class NumpyLoops:
         odd = np.flatnonzero(np.not_equal(low, 0, out=self._flags[:size]))
         tally.irregular[: odd.size] = bits[odd]
         return int(odd.size)
+
+    def close(self, counts: NDArray[np.uint32], totals: NDArray[np.int64]) -> tuple[int, int, int]:
+        """See `Loops.close`."""
+        totals += counts
+        met = counts[1:] > 0
+        first = int(met.argmax())
+        if not met[first]:
+            return 1, 1, 0
+        beyond = met.size - int(met[::-1].argmax())
+        return first + 1, beyond + 1, int(counts[first + 1 : beyond + 1].max())
+
+    def find(self, patterns: Bits, pattern: int, rank: int) -> tuple[int, int]:
+        """See `Loops.find`."""
+        equal = np.equal(patterns, patterns.dtype.type(pattern), out=self._flags[: patterns.size])
+        places = np.flatnonzero(equal)
+        return (int(places[rank - 1]), rank) if rank <= places.size else (-1, int(places.size))
 
     def products(self, delta: FloatArray, products: Products) -> tuple[float, int, int]:
         """See `Loops.products`."""

@@ -42,8 +42,8 @@ _SORTED: Final = 4096
 # Bytes of temporaries a selected pattern takes while its bucket is put in order.
 _SELECTED_BYTES: Final = 32
 LEAST_WORKING: Final = 1 << 20
-# What `Magnitudes` takes whatever its room: counters of the whole and of a record, two arrays of a leaf.
-FIXED_BYTES: Final = TOP * 12 + 9 * LEAF
+# What `Magnitudes` takes whatever its room: counters of the whole and of a record, a leaf's irregular patterns.
+FIXED_BYTES: Final = TOP * 12 + 8 * (LEAF + 1)
 # Temporaries of a leaf while it is counted; one `Magnitudes` takes them at a time.
 LEAF_BYTES: Final = 2 * TOP * 8 + 32 * LEAF
 
@@ -96,9 +96,10 @@ class Magnitudes:
         compute: np.dtype[Any],
         room: int,
         working: int,
+        loops: Loops,
     ) -> None:
         self._elements, self._total, self._room, self._working = elements, total, room, working
-        self._compute = compute
+        self._compute, self._loops = compute, loops
         self._bits: np.dtype[Any] = np.dtype(f"u{compute.itemsize}")
         self._shift = 8 * compute.itemsize - 16
         self._ranks = ranks
@@ -112,7 +113,6 @@ class Magnitudes:
         self._records: list[_Record] | None = []
         self._irregular: list[Bits] = []
         self._kept_bytes = 0
-        self._flags = np.empty(leaf, np.bool_)
 
     @property
     def tally(self) -> Tally | None:
@@ -133,14 +133,14 @@ class Magnitudes:
         few = self._few[start : start + delta.size]
         np.bitwise_and(delta.view(self._bits), (1 << (8 * delta.itemsize - 1)) - 1, out=few)
 
-    def feed(self, start: int, delta: FloatArray, loops: Loops) -> None:
+    def feed(self, start: int, delta: FloatArray) -> None:
         """`counted` or `stored` of the next run of δ or |δ|, of any length."""
         if self._few is not None:
             self.stored(start, delta)
             return
         for first, stop in leaf_spans(delta.size):
             patterns = delta[first:stop].view(self._bits)
-            self.counted(patterns.size, loops.count(patterns, self._tally))
+            self.counted(patterns.size, self._loops.count(patterns, self._tally))
 
     def finish(self, look: Look) -> list[MagnitudeCut]:
         """One cut a rank; looks again at what is not known yet."""
@@ -166,23 +166,18 @@ class Magnitudes:
 
     def _close_record(self) -> None:
         counts = self._tally.counts
-        self._top += counts
+        first, beyond, largest = self._loops.close(counts, self._top)
         if self._records is not None:
-            self._record(self._records, counts)
+            self._record(self._records, first, counts[first:beyond].astype(np.min_scalar_type(largest)))
         counts.fill(0)
         self._closed += self._filled
         self._filled = 0
 
-    def _record(self, records: list[_Record], counts: NDArray[np.uint32]) -> None:
+    def _record(self, records: list[_Record], lowest: int, above: NDArray[Any]) -> None:
         irregular = np.concatenate(self._irregular) if self._irregular else np.empty(0, self._bits)
         self._irregular = []
-        met = counts[1:] > 0
-        first = int(met.argmax())
-        last = met.size - int(met[::-1].argmax()) if met[first] else first
-        above = counts[1 + first : 1 + last]
-        above = above.astype(np.min_scalar_type(int(above.max(initial=0))))
         span = self._closed, self._closed + self._filled
-        records.append(_Record(span, int(counts[0]), 1 + first, above, irregular))
+        records.append(_Record(span, int(self._tally.counts[0]), lowest, above, irregular))
         self._kept_bytes += above.nbytes + 256
         if self._kept_bytes > self._room:
             self._records = None
@@ -251,8 +246,7 @@ class Magnitudes:
                 patterns = magnitudes[first:stop].view(self._bits)
                 for search in groups[at][1]:
                     if search.left > 0:
-                        equal = np.equal(patterns, self._bits.type(search.pattern), out=self._flags[: patterns.size])
-                        search.advance(start + first, np.flatnonzero(equal))
+                        search.advance(start + first, *self._loops.find(patterns, search.pattern, search.left))
         for number, searches in groups:
             positions |= {_Spot(search.pattern, number, search.rank): search.position for search in searches}
         beyond = self._elements - 1
@@ -308,11 +302,11 @@ class _Search:
         self.pattern, self.rank = pattern, rank
         self.left, self.position = rank, -1
 
-    def advance(self, start: int, occurrences: NDArray[np.int64]) -> None:
-        """The next tile begins at `start` and has the pattern at these places."""
-        if self.left <= occurrences.size:
-            self.position = start + int(occurrences[self.left - 1])
-        self.left -= occurrences.size
+    def advance(self, start: int, place: int, count: int) -> None:
+        """In the next tile, which begins at `start`, the pattern was met `count` times, the last sought at `place`."""
+        self.left -= count
+        if self.left == 0:
+            self.position = start + place
 
 
 def _irregular_spot(patterns: Bits, owner: NDArray[np.int32], stop: int, rank: int) -> _Spot:

@@ -46,17 +46,22 @@ class CompiledLoops:
         products: Products | None,
     ) -> LeafLook:
         """See `Loops.leaf`."""
-        if tally is None or products is None or compute != base.dtype:
-            return self._numpy.leaf(raw, storage, base, compute, tally, products)
-        count = raw.size // storage.itemsize
-        delta = self._delta.view(compute)[:count]
-        bits, masks = delta.view(f"u{delta.itemsize}"), _MASKS[delta.itemsize]
-        rest = bits, masks, tally.counts, tally.irregular, products.base, products.signs, products.lanes
-        if storage.code == "BF16" and compute == np.float32:
-            irregular, largest, nonzero = _leaf_of_bfloat16(raw.view(np.uint16), base, delta, *rest)
+        delta = self._delta.view(compute)[: raw.size // storage.itemsize]
+        if storage.code == "BF16" and compute == base.dtype == np.float32:
+            if tally is not None and products is not None:
+                found = _leaf_of_bfloat16(raw.view(np.uint16), base, delta, *_rest(delta, tally, products))
+                return self._look(delta, found, products)
+            _minus_bfloat16(raw.view(np.uint16), base, delta, delta.view(np.uint32))
         else:
-            np.subtract(decode(raw, storage, delta), base[:count], out=delta)
-            irregular, largest, nonzero = _leaf(delta, *rest)
+            np.subtract(decode(raw, storage, delta), base[: delta.size], out=delta)
+        if tally is not None and products is not None:
+            return self._look(delta, _leaf(delta, *_rest(delta, tally, products)), products)
+        irregular = 0 if tally is None else self.count(delta.view(f"u{delta.itemsize}"), tally)
+        facts = (0.0, 0, 0) if products is None else self.products(delta, products)
+        return LeafLook(delta, irregular, *facts)
+
+    def _look(self, delta: FloatArray, found: tuple[int, int, int], products: Products) -> LeafLook:
+        irregular, largest, nonzero = found
         size = _float(largest, delta)
         facts = (size, nonzero, 0) if math.isfinite(size) else self._numpy.products(delta, products)
         return LeafLook(delta, irregular, *facts)
@@ -85,8 +90,21 @@ class CompiledLoops:
         return size, nonzero, 0
 
 
+def _rest(delta: FloatArray, tally: Tally, products: Products) -> tuple[Any, ...]:
+    bits, masks = delta.view(f"u{delta.itemsize}"), _MASKS[delta.itemsize]
+    return bits, masks, tally.counts, tally.irregular, products.base, products.signs, products.lanes
+
+
 def _float(pattern: int, like: FloatArray) -> float:
     return float(np.array([pattern], f"u{like.itemsize}").view(like.dtype)[0])
+
+
+@numba.njit(nogil=True, cache=True)
+def _minus_bfloat16(raw: Any, base: Any, delta: Any, bits: Any) -> None:
+    for n in range(raw.size):
+        bits[n] = np.uint32(raw[n]) << np.uint32(16)
+    for n in range(raw.size):
+        delta[n] -= base[n]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -102,10 +120,7 @@ def _leaf_of_bfloat16(
     signs: Any,
     lanes: Any,
 ) -> Any:
-    for n in range(raw.size):
-        bits[n] = np.uint32(raw[n]) << np.uint32(16)
-    for n in range(raw.size):
-        delta[n] -= base[n]
+    _minus_bfloat16(raw, base, delta, bits)
     return _leaf(delta, bits, masks, counts, irregular, wide, signs, lanes)
 
 

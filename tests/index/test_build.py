@@ -14,10 +14,11 @@ from mergepipe.errors import SourceError, UsageError
 from mergepipe.index.build import cost_to_ensure, ensure
 from mergepipe.index.model import Knowledge, Pair, Wanted
 from mergepipe.index.storage import DENSITIES, Shelf
-from mergepipe.stats.contract import MaskedL1Need, RankNeed, TrimNeed
+from mergepipe.stats.contract import BandL1Need, MaskedL1Need, Need, RankedMaskL1Need, RankNeed, TrimmedL1Need, TrimNeed
 from mergepipe.stats.magnitudes import kept_count
 from mergepipe.store.contract import Purpose
 from mergepipe.store.meter import Meter
+from mergepipe.testing.operators import fact_of
 from tests.index.pairs import (
     check_against_naive,
     moved,
@@ -32,6 +33,11 @@ from tests.index.pairs import (
 
 MEMORY = 256 << 20
 MASK = MaskedL1Need(7, 0.5)
+# One of each kind that `up`, of 960 elements in rows of 24, can be asked for.
+EVERY: tuple[Need, ...] = (
+    TrimNeed(0.5), TrimNeed(0.505), RankNeed(7), MASK, RankedMaskL1Need(8, 0.5, 0.3, 24), TrimmedL1Need(0.5),
+    TrimmedL1Need(0.0001), BandL1Need(7, 400), BandL1Need(0, 960),
+)  # fmt: skip
 
 
 def learn(
@@ -230,6 +236,22 @@ def test_reading_can_be_forbidden(tmp_path: Path) -> None:
         assert meter.spent().bytes[Purpose.INDEX] == 0
     learn(pairs, wanted, shelf=shelf)
     assert learn(pairs, wanted, shelf=shelf, allow_reads=False).index_bytes == 0
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_every_need_is_answered_and_kept(tmp_path: Path, blocks: bool) -> None:
+    """By the plain formulas; afterwards nothing is read, and alone each has the same bits."""
+    pairs, shelf = pairs_of(small_family(tmp_path)), Shelf(tmp_path / "shelf")
+    wanted = [Wanted(number, "up", need) for number in range(2) for need in EVERY]
+    found = learn(pairs, wanted, blocks, shelf)
+    for each in wanted:
+        pair = pairs[each.pair]
+        tensor = next(t for t in pair.tensors if t.name == "up")
+        assert found.facts[each] == pytest.approx(fact_of(each.need, naive_delta(pair, tensor)), rel=1e-12)
+        assert learn(pairs, [each], blocks=False).facts[each] == found.facts[each]
+    again = learn(pairs, wanted, blocks, shelf, allow_reads=False)
+    assert again.index_bytes == 0
+    assert again.facts == found.facts
 
 
 def test_a_model_named_twice_is_indexed_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,22 @@ import pytest
 from mergepipe.core.leaves import LEAF, block_digest, leaf_digests
 from mergepipe.errors import MemoryLimitTooSmall, SourceError
 from mergepipe.index.model import Pair
-from mergepipe.index.scan import DigestJob, ExpertJob, TensorFinds, TensorJob, first_look_bytes, scan, scan_digests
-from mergepipe.stats.contract import MaskedL1Need
+from mergepipe.index.scan import DigestJob, ExpertJob, TensorFinds, TensorJob, foreseen_bytes, scan, scan_digests
+from mergepipe.stats.banded import ranks_of
+from mergepipe.stats.contract import BandL1Need, MaskedL1Need, Need, RankedMaskL1Need
 from mergepipe.stats.magnitudes import kept_count
 from mergepipe.store.contract import Access, ByteStore, Purpose
 from mergepipe.store.meter import Meter
 from mergepipe.store.opening import open_store
+from mergepipe.testing.operators import fact_of
 from tests.index.pairs import naive_delta, pairs_of, write_models
 
 PLENTY = 1 << 30
 ROWS, ROW = 1100, 250
 MASKS = (MaskedL1Need(99, 0.4),)
+# Rows that end within leaves, and one that is longer than a leaf.
+RANKED = (RankedMaskL1Need(5, 0.4, 0.2, ROW), RankedMaskL1Need(6, 0.7, 0.1, ROWS * ROW))
+BANDS = (BandL1Need(0, 30_000), BandL1Need(700, ROWS * ROW - 20_000), BandL1Need(0, ROWS * ROW))
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +51,13 @@ def job_of(pairs: Sequence[Pair], blocks: bool = True, densities: Sequence[float
     ranks = tuple(kept_count(density, first.base.elements) for density in densities)
     experts = tuple(ExpertJob(p.expert.url, t.expert, t.elements, ranks, MASKS) for p in pairs for t in p.tensors)
     return TensorJob(pairs[0].base.url, first.base, first.block, blocks, experts)
+
+
+def with_sums(job: TensorJob) -> TensorJob:
+    """The same, and sums of all kinds."""
+    more = tuple(rank for band in BANDS for rank in ranks_of(band, job.tensor.elements))
+    experts = (replace(e, ranks=tuple({*e.ranks, *more}), ranked=RANKED, bands=BANDS) for e in job.experts)
+    return replace(job, experts=tuple(experts))
 
 
 class Bench:
@@ -86,7 +99,10 @@ def flat(finds: Sequence[TensorFinds]) -> list[Any]:
     for each in finds:
         groups = [each.base, *(expert.blocks for expert in each.experts)]
         found += [[getattr(g, name).tobytes() for name in g.__slots__] for g in groups if g is not None]
-        found += [(e.cuts, e.masked, None if e.sketch is None else e.sketch.tobytes()) for e in each.experts]
+        found += [
+            (e.cuts, e.masked, e.ranked, e.banded, None if e.sketch is None else e.sketch.tobytes())
+            for e in each.experts
+        ]
     return found
 
 
@@ -99,6 +115,64 @@ def test_memory_threads_and_company_do_not_show(models: list[Path], block_bytes:
         assert flat(Bench(pairs).run([job_of(pairs)], memory, threads)) == flat(reference)
     alone = [Bench(pairs).run([job_of([pair])], 16 << 20)[0].experts[0] for pair in pairs]
     assert flat([TensorFinds(reference[0].base, tuple(alone))]) == flat(reference)
+
+
+@pytest.mark.parametrize("block_bytes", [5000, 1 << 20])
+def test_sums_do_not_show_how_they_were_made(models: list[Path], block_bytes: int) -> None:
+    """Whole tensors kept or read twice, in groups or together, on one thread or three: the same bits."""
+    pairs = pairs_of(models, block_bytes)
+    job = with_sums(job_of(pairs))
+    reference = Bench(pairs).run([job])
+    with pytest.raises(MemoryLimitTooSmall) as caught:
+        Bench(pairs).run([job], 1 << 20)
+    least = caught.value.needed
+    for memory, threads in ((least, 1), (least + (4 << 20), 2), (4 * least, 3)):
+        assert flat(Bench(pairs).run([job], memory, threads)) == flat(reference)
+    alone = [Bench(pairs).run([with_sums(job_of([pair]))])[0].experts[0] for pair in pairs]
+    assert flat([TensorFinds(reference[0].base, tuple(alone))]) == flat(reference)
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_sums_are_those_of_the_whole_delta(models: list[Path], blocks: bool) -> None:
+    """Of every dtype, with zeros where an expert has no rows, as the plain formulas give them."""
+    pairs = pairs_of(models)
+    found = Bench(pairs).run([with_sums(job_of(pairs, blocks))])[0]
+    for pair, expert in zip(pairs, found.experts, strict=True):
+        delta = naive_delta(pair, pair.tensors[0])
+        needs: tuple[Need, ...] = (*RANKED, *BANDS)
+        for need, fact in zip(needs, (*expert.ranked, *expert.banded), strict=True):
+            assert fact == pytest.approx(fact_of(need, delta), rel=1e-12)
+
+
+def test_looks_that_are_certain_are_foreseen(models: list[Path]) -> None:
+    """Where tensors cannot be kept, sums between cuts take a second look: announced, told and metered."""
+    pairs = pairs_of(models)
+    job = job_of(pairs, blocks=False, densities=())
+    bands = (BandL1Need(0, 20_000),)
+    experts = tuple(replace(e, masks=(), ranks=(20_000,), bands=bands) for e in job.experts)
+    job = replace(job, experts=experts)
+    once, bench = foreseen_bytes(job, PLENTY, 1), Bench(pairs)
+    bench.run([job])
+    assert bench.spent == bench.told == once
+    memory = 14 << 20
+    foreseen, bench = foreseen_bytes(job, memory, 1), Bench(pairs)
+    bench.run([job], memory)
+    assert once < 2 * once <= foreseen == bench.told <= bench.spent
+
+
+def test_a_long_row_takes_its_memory_and_is_refused_before_reading(models: list[Path]) -> None:
+    """Ranking needs whole rows: what a row takes is counted, and the message names the tensor."""
+    pairs = pairs_of(models)
+    needed = []
+    for need in RANKED:
+        job = job_of(pairs)
+        job = replace(job, experts=tuple(replace(e, ranked=(need,)) for e in job.experts))
+        bench = Bench(pairs)
+        with pytest.raises(MemoryLimitTooSmall, match="reading w ") as caught:
+            bench.run([job], 1 << 20)
+        assert bench.spent == 0
+        needed.append(caught.value.needed)
+    assert needed[1] - needed[0] > 8 * (ROWS * ROW - LEAF)
 
 
 def test_facts_of_whole_tensors_know_no_grid(models: list[Path]) -> None:
@@ -131,7 +205,7 @@ def test_each_byte_is_read_once_where_memory_allows(models: list[Path]) -> None:
     job, bench = job_of(pairs), Bench(pairs)
     bench.run([job], threads=2)
     payload = sum(len(pair.expert.tensors["w"].extent) for pair in pairs) + len(pairs[0].base.tensors["w"].extent)
-    assert bench.spent == bench.told == payload == first_look_bytes(job, PLENTY, 2)
+    assert bench.spent == bench.told == payload == foreseen_bytes(job, PLENTY, 2)
 
 
 def test_with_less_memory_the_base_is_read_again(models: list[Path]) -> None:
@@ -141,7 +215,7 @@ def test_with_less_memory_the_base_is_read_again(models: list[Path]) -> None:
     bench.run([job], 13 << 20)
     base = len(pairs[0].base.tensors["w"].extent)
     experts = sum(len(pair.expert.tensors["w"].extent) for pair in pairs)
-    assert first_look_bytes(job, 13 << 20, 1) == bench.told == 4 * base + experts
+    assert foreseen_bytes(job, 13 << 20, 1) == bench.told == 4 * base + experts
     assert bench.spent > bench.told
 
 
@@ -161,8 +235,11 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     code = "F32"
     models = write_models(tmp_path, {"w": (code, base)}, *({"w": (code, expert)} for expert in experts))
     pairs = pairs_of(models, 1 << 20)
+    ranked = (RankedMaskL1Need(1, 0.5, 0.1, 1000), RankedMaskL1Need(1, 0.5, 0.1, 130_000))
     job = job_of(pairs)
-    memory = 26 << 20
+    all_sums = (replace(e, ranked=ranked, bands=(BandL1Need(0, e.ranks[0]),)) for e in job.experts)
+    job = replace(job, experts=tuple(all_sums))
+    memory = 38 << 20
     assert 4 * base.nbytes > memory
     bench = Bench(pairs)
     del base, experts

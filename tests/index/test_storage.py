@@ -13,7 +13,16 @@ from mergepipe.index import storage
 from mergepipe.index.build import ensure
 from mergepipe.index.model import DeltaIndex, Pair
 from mergepipe.index.storage import Shelf, default_shelf
-from mergepipe.stats.contract import Fact, MaskedL1Need, Need, RankNeed, TrimNeed
+from mergepipe.stats.contract import (
+    BandL1Need,
+    Fact,
+    MaskedL1Need,
+    Need,
+    RankedMaskL1Need,
+    RankNeed,
+    TrimmedL1Need,
+    TrimNeed,
+)
 from mergepipe.stats.sketch import SKETCH
 from mergepipe.store.meter import Meter
 from tests.index.pairs import pairs_of, same_index, small_family
@@ -23,6 +32,11 @@ FACTS: dict[tuple[str, Need], Fact] = {
     ("up", TrimNeed(0.123)): {"threshold": 0.1 + 0.2, "cut": 12},
     ("up", MaskedL1Need(2**127 + 1, 0.5)): {"l1": 1.0, "masked_l1": 1e-300},
     ("down", RankNeed(77)): {"threshold": 2.0, "cut": 0},
+    ("up", RankedMaskL1Need(2**128 - 1, 0.5, 0.0, 40)): {"l1": 3.0, "masked_l1": 0.1},
+    ("up", RankedMaskL1Need(2**128 - 1, 0.5, 0.1, 40)): {"l1": 3.0, "masked_l1": 0.2},
+    ("up", TrimmedL1Need(0.123)): {"l1": 3.0, "kept_l1": 1 / 3},
+    ("up", BandL1Need(0, 7)): {"l1": 3.0, "kept_l1": 2 / 3},
+    ("up", BandL1Need(7, 7)): {"l1": 3.0, "kept_l1": 0.0},
 }
 
 

@@ -65,6 +65,12 @@ def ranked_keep_mask(
     return kept
 
 
+def ranking_bytes(count: int, row: int) -> int:
+    """Bytes `ranked_keep_mask` takes for `count` elements in rows of `row`, its result included."""
+    at_once = min(count, max(_RANKED // row, 1) * row)
+    return count + 24 * at_once + 28 * row
+
+
 def _lanes_by_rank(row: int, density: float, epsilon: float) -> NDArray[np.uint32]:
     if row == 1:
         return np.array([round(density * 65536)], np.uint32)

@@ -26,18 +26,30 @@ from mergepipe.index.scan import (
     ExpertJob,
     TensorFinds,
     TensorJob,
-    first_look_bytes,
+    foreseen_bytes,
     scan,
     scan_digests,
 )
 from mergepipe.index.storage import DENSITIES, Found, Shelf
-from mergepipe.stats.contract import Fact, MaskedL1Need, Need, RankNeed, TrimNeed
+from mergepipe.stats.banded import ranks_of
+from mergepipe.stats.contract import (
+    BandL1Need,
+    Fact,
+    MaskedL1Need,
+    Need,
+    RankedMaskL1Need,
+    RankNeed,
+    TrimmedL1Need,
+    TrimNeed,
+)
 from mergepipe.stats.magnitudes import kept_count
 from mergepipe.store.contract import Access, ByteStore, Purpose
 from mergepipe.store.meter import Meter
 from mergepipe.store.opening import open_store
 
 Progress = Callable[[str, int, int], None]
+# What a scan is asked of one expert tensor: a rank of |δ| (its cut), or sums.
+_Question = int | MaskedL1Need | RankedMaskL1Need | BandL1Need
 
 
 def ensure(
@@ -171,7 +183,7 @@ def _grid_fact(index: DeltaIndex, tensor: str, row: int) -> Fact:
 
 def _cost(pairs: Sequence[Pair], state: _Survey, memory: int, threads: int) -> int:
     digests = sum(job.bytes for job in _digest_jobs(pairs, state.touched))
-    return digests + sum(first_look_bytes(job, memory, threads) for job, _ in _jobs(pairs, state))
+    return digests + sum(foreseen_bytes(job, memory, threads) for job, _ in _jobs(pairs, state))
 
 
 def _refuse(pairs: Sequence[Pair], state: _Survey, memory: int, threads: int) -> None:
@@ -300,26 +312,33 @@ def _jobs(pairs: Sequence[Pair], state: _Survey) -> list[tuple[TensorJob, list[t
 
 def _expert_scan(pair: Pair, tensor: PairTensor, needs: Sequence[Need], grid: bool) -> ExpertJob:
     total = tensor.base.elements
-    questions = [_question(need, total) for need in needs]
+    questions = dict.fromkeys(_question(need, total) for need in needs)
+    bands = tuple(question for question in questions if isinstance(question, BandL1Need))
     ranks = [kept_count(density, total) for density in DENSITIES] if grid else []
     ranks += [question for question in questions if isinstance(question, int)]
-    masks = [question for question in questions if isinstance(question, MaskedL1Need)]
+    ranks += [rank for band in bands for rank in ranks_of(band, total)]
     return ExpertJob(
-        pair.expert.url, tensor.expert, tensor.elements, tuple(dict.fromkeys(ranks)), tuple(dict.fromkeys(masks))
+        source=pair.expert.url,
+        tensor=tensor.expert,
+        elements=tensor.elements,
+        ranks=tuple(dict.fromkeys(ranks)),
+        masks=tuple(question for question in questions if isinstance(question, MaskedL1Need)),
+        ranked=tuple(question for question in questions if isinstance(question, RankedMaskL1Need)),
+        bands=bands,
     )
 
 
-def _question(need: Need, total: int) -> int | MaskedL1Need:
-    """What a scan is asked for a need of a tensor of `total` elements: a rank of |δ|, or masked sums."""
+def _question(need: Need, total: int) -> _Question:
+    """What a scan is asked for a need of a tensor of `total` elements."""
     match need:
         case TrimNeed(density):
             return kept_count(density, total)
         case RankNeed(count):
             return count
-        case MaskedL1Need():
+        case TrimmedL1Need(density):
+            return BandL1Need(0, kept_count(density, total))
+        case MaskedL1Need() | RankedMaskL1Need() | BandL1Need():
             return need
-        case _:
-            raise UsageError(f"{need}: such facts cannot be computed yet; choose a method that needs none")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -328,13 +347,15 @@ class _Part:
 
     tensor: TensorFinds
     expert: ExpertFinds
-    facts: Mapping[int | MaskedL1Need, Fact]
+    facts: Mapping[_Question, Fact]
 
 
-def _facts_by_question(expert: ExpertJob, finds: ExpertFinds) -> dict[int | MaskedL1Need, Fact]:
-    known: dict[int | MaskedL1Need, Fact] = {}
+def _facts_by_question(expert: ExpertJob, finds: ExpertFinds) -> dict[_Question, Fact]:
+    known: dict[_Question, Fact] = {}
     known |= {rank: cut.fact for rank, cut in zip(expert.ranks, finds.cuts, strict=True)}
     known |= dict(zip(expert.masks, finds.masked, strict=True))
+    known |= dict(zip(expert.ranked, finds.ranked, strict=True))
+    known |= dict(zip(expert.bands, finds.banded, strict=True))
     return known
 
 
@@ -388,7 +409,7 @@ class _Reader:
 
     def scan(self, jobs: Sequence[TensorJob], pairs: Sequence[Pair]) -> list[TensorFinds]:
         """Run scan jobs on the files of `pairs`."""
-        total = sum(first_look_bytes(job, self._memory, self._threads) for job in jobs)
+        total = sum(foreseen_bytes(job, self._memory, self._threads) for job in jobs)
         with self._stores(pairs) as stores:
             return scan(jobs, stores, self._memory, self._threads, self._counter("index", total))
 

@@ -23,12 +23,14 @@ from mergepipe.core.leaves import LEAF, block_digest
 from mergepipe.errors import MemoryLimitTooSmall
 from mergepipe.index.model import BaseFacts, BlockFacts
 from mergepipe.index.tiles import Leaf, RawTiles, Source, leaves, raw_bytes, spans
-from mergepipe.stats import accumulators, magnitudes, masked
+from mergepipe.stats import accumulators, banded, magnitudes, masked, ranked
 from mergepipe.stats.accumulators import BaseLeaf, BaseLeaves, DeltaBatch, DeltaLeaves
-from mergepipe.stats.contract import Fact, MaskedL1Need
+from mergepipe.stats.banded import BandL1Sums
+from mergepipe.stats.contract import BandL1Need, Fact, MaskedL1Need, RankedMaskL1Need
 from mergepipe.stats.loops import LeafLook, Loops, NumpyLoops, Tally, quickest_loops
 from mergepipe.stats.magnitudes import MagnitudeCut, Magnitudes
 from mergepipe.stats.masked import MaskedL1Sums
+from mergepipe.stats.ranked import RankedMaskL1Sums
 from mergepipe.stats.sketch import SKETCH, SketchSigns
 from mergepipe.store.contract import ByteStore
 
@@ -45,7 +47,8 @@ Finds = TypeVar("Finds")
 class ExpertJob:
     """What to learn of one expert tensor, of which the first `elements` elements count.
 
-    `source` is the key of its store. `ranks` ask for cuts, `masks` for masked sums.
+    `source` is the key of its store. `ranks` ask for cuts, `masks` and `ranked` for masked sums, `bands` for
+    sums between cuts, all of whose ranks (`banded.ranks_of`) are among `ranks`.
     """
 
     source: str
@@ -53,6 +56,12 @@ class ExpertJob:
     elements: int
     ranks: tuple[int, ...] = ()
     masks: tuple[MaskedL1Need, ...] = ()
+    ranked: tuple[RankedMaskL1Need, ...] = ()
+    bands: tuple[BandL1Need, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.tensor.storage.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +77,17 @@ class TensorJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertFinds:
-    """What was learnt of one expert tensor; `blocks` and `sketch` of shape (blocks, SKETCH) only if asked for."""
+    """What was learnt of one expert tensor; `blocks` and `sketch` of shape (blocks, SKETCH) only if asked for.
+
+    The other fields run parallel to the job's questions.
+    """
 
     blocks: BlockFacts | None
     sketch: NDArray[np.float32] | None
     cuts: tuple[MagnitudeCut, ...]
     masked: tuple[Fact, ...]
+    ranked: tuple[Fact, ...]
+    banded: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,9 +109,9 @@ def scan(
 
     Raises `MemoryLimitTooSmall` before anything is read.
     """
-    least = max((_least_bytes(job) for job in jobs), default=0)
+    least, tensor = max(((_least_bytes(job), job.tensor.name) for job in jobs), default=(0, ""))
     if memory < least:
-        raise MemoryLimitTooSmall("reading one tensor for the index", least, memory)
+        raise MemoryLimitTooSmall(f"reading {tensor} for the index", least, memory)
     workers = max(1, min(threads, len(jobs), memory // max(1, least)))
     sizes = [_payload(job) for job in jobs]
     loops = quickest_loops if sum(sizes) >= _WORTH_COMPILING else NumpyLoops
@@ -161,13 +175,19 @@ def _on_threads(
     return [futures[n].result() for n in range(len(jobs))]
 
 
-def first_look_bytes(job: TensorJob, memory: int, threads: int) -> int:
-    """Bytes one pass over the job reads; cuts of tensors too large to be kept cost more, which only reading tells."""
+def foreseen_bytes(job: TensorJob, memory: int, threads: int) -> int:
+    """Bytes that working through the job reads, all looks that are certain included.
+
+    Cuts of tensors too large to be kept cost more, which only reading tells.
+    """
     workers = max(1, min(threads, memory // max(1, _least_bytes(job))))
     total = 0
     for group in _arrange(job, memory // workers):
-        total += sum(e.elements * e.tensor.storage.itemsize for e in group.experts)
+        looks = [group.experts, () if group.keep else _banded(group.experts)]
+        for experts in looks:
+            total += sum(expert.bytes for expert in experts)
         total += _base_elements(job, group.experts) * job.tensor.storage.itemsize
+        total += _covered(looks[1]) * job.tensor.storage.itemsize
     return total
 
 
@@ -175,22 +195,24 @@ def first_look_bytes(job: TensorJob, memory: int, threads: int) -> int:
 class _Group:
     """Experts of a job that are worked through together, and how memory is spent on them.
 
-    `raw` is the size of all read buffers; `rooms` and `working` are what the counting of magnitudes may
-    take per expert and for the one that is being finished.
+    `raw` is the size of all read buffers, `held` of what is kept of the experts' tensors from leaf to leaf;
+    `rooms` and `working` are what the counting of magnitudes may take per expert and for the one that is
+    being finished, `ranking` what the ranking of rows takes.
     """
 
     experts: tuple[ExpertJob, ...]
     keep: bool
     span: int
     raw: int
+    held: int
     rooms: tuple[int, ...]
     working: int
+    ranking: int
 
     @property
     def bytes(self) -> int:
         """All of it, beside the workspace."""
-        states = (_state_bytes(e, room) for e, room in zip(self.experts, self.rooms, strict=True))
-        return self.raw + sum(states) + self.working
+        return self.raw + self.held + self.working + self.ranking
 
 
 def _group(
@@ -200,7 +222,9 @@ def _group(
     held += [(e.elements, e.tensor.storage.itemsize) for e in experts]
     rooms = tuple(room_of(e) if e.ranks else 0 for e in experts)
     working = max((_working_bytes(e, room) for e, room in zip(experts, rooms, strict=True)), default=0)
-    return _Group(experts, keep, span, raw_bytes(held, span, keep), rooms, working)
+    ranking = max((ranked.working_bytes(need) for e in experts for need in e.ranked), default=0)
+    states = sum(_state_bytes(job, e, room) for e, room in zip(experts, rooms, strict=True))
+    return _Group(experts, keep, span, raw_bytes(held, span, keep), states, rooms, working, ranking)
 
 
 def _arrange(job: TensorJob, memory: int) -> list[_Group]:
@@ -231,13 +255,23 @@ def _least_bytes(job: TensorJob) -> int:
 
 
 def _payload(job: TensorJob) -> int:
-    experts = sum(e.elements * e.tensor.storage.itemsize for e in job.experts)
+    experts = sum(expert.bytes for expert in job.experts)
     return experts + _base_elements(job, job.experts) * job.tensor.storage.itemsize
 
 
 def _base_elements(job: TensorJob, experts: Sequence[ExpertJob]) -> int:
     """How much of the base is needed: all of it for block facts, else as far as the experts go."""
-    return job.tensor.elements if job.blocks else max((e.elements for e in experts), default=0)
+    return job.tensor.elements if job.blocks else _covered(experts)
+
+
+def _covered(experts: Sequence[ExpertJob]) -> int:
+    """How many elements of the base have a counterpart in one of the experts."""
+    return max((expert.elements for expert in experts), default=0)
+
+
+def _banded(experts: Sequence[ExpertJob]) -> tuple[ExpertJob, ...]:
+    """Those that take a second look."""
+    return tuple(expert for expert in experts if expert.bands)
 
 
 def _working_bytes(expert: ExpertJob, room: int) -> int:
@@ -247,10 +281,13 @@ def _working_bytes(expert: ExpertJob, room: int) -> int:
     return magnitudes.useful_working(expert.elements) if room else magnitudes.LEAST_WORKING
 
 
-def _state_bytes(expert: ExpertJob, room: int) -> int:
+def _state_bytes(job: TensorJob, expert: ExpertJob, room: int) -> int:
     """What is held for one expert while its tensor is read."""
     cuts = magnitudes.FIXED_BYTES if expert.ranks else 0
-    return cuts + room + (masked.WORKSPACE_BYTES if expert.masks else 0)
+    sums = masked.WORKSPACE_BYTES if expert.masks else 0
+    sums += banded.WORKSPACE_BYTES if expert.bands else 0
+    sums += sum(ranked.held_bytes(need, _compute(job, expert)) for need in expert.ranked)
+    return cuts + room + sums
 
 
 def _compute(job: TensorJob, expert: ExpertJob) -> np.dtype[Any]:
@@ -285,6 +322,12 @@ class _Workspace:
         """Decode a leaf of the base."""
         count = raw.size // tensor.storage.itemsize
         return decode(raw, tensor.storage, self._base.view(tensor.storage.compute)[:count])
+
+    def second(
+        self, raw: NDArray[np.uint8], tensor: TensorInfo, base: FloatArray, compute: np.dtype[Any]
+    ) -> FloatArray:
+        """|δ| of a leaf that is looked at again; `base` may be longer than the expert's bytes."""
+        return self.sizes(self.loops.leaf(raw, tensor.storage, base, compute, None, None).delta)
 
     def sizes(self, delta: FloatArray) -> FloatArray:
         """|δ| of a leaf."""
@@ -321,7 +364,7 @@ class _Run:
                 raw = self._local.workspace.raw(group.raw, self._memory - _WORKSPACE_BYTES - group.bytes)
                 pass_ = _GroupPass(job, group, self._stores, self._local.workspace, raw, base is None)
                 pass_.read(self._advance, self._stopped)
-                finds += pass_.finish()
+                finds += pass_.finish(self._advance, self._stopped)
                 base = base or pass_.base
         return TensorFinds(base.facts() if base else None, tuple(finds))
 
@@ -361,9 +404,31 @@ class _GroupPass:
                 self._leaf(leaf, start, raws)
             advance(sum(raw.size for raw in raws))
 
-    def finish(self) -> list[ExpertFinds]:
+    def finish(self, advance: Callable[[int], None], stopped: threading.Event) -> list[ExpertFinds]:
         """Second looks, and what was learnt."""
-        return [expert.finish(self._look(place)) for place, expert in enumerate(self._experts)]
+        for place, expert in enumerate(self._experts):
+            expert.cut(self._look(place))
+        self._look_between(advance, stopped)
+        return [expert.finish() for expert in self._experts]
+
+    def _look_between(self, advance: Callable[[int], None], stopped: threading.Event) -> None:
+        """The second look at all experts of which sums between cuts are wanted."""
+        job, tiles, workspace = self._job, self._tiles, self._workspace
+        places = [place for place, expert in enumerate(self._experts, start=1) if expert.job.bands]
+        covered = _covered([self._experts[place - 1].job for place in places])
+        for start, stop in spans(covered, job.block, self._group.span):
+            if stopped.is_set():
+                return
+            base, *raws = (tiles.raw(place, start, stop) for place in (0, *places))
+            for leaf in leaves(start, stop, job.tensor.elements, job.block):
+                values = workspace.base(_part(base, leaf, start, job.tensor), job.tensor)
+                for place, stored in zip(places, raws, strict=True):
+                    expert = self._experts[place - 1]
+                    raw = _part(stored, leaf, start, expert.job.tensor)
+                    if raw.size:
+                        expert.feed_again(workspace.second(raw, expert.job.tensor, values, expert.compute))
+            if not self._group.keep:
+                advance(base.size + sum(raw.size for raw in raws))
 
     def _leaf(self, leaf: Leaf, start: int, raws: Sequence[NDArray[np.uint8]]) -> None:
         job, workspace = self._job, self._workspace
@@ -403,9 +468,7 @@ class _GroupPass:
                         leaf = Leaf(0, 0, at, min(at + LEAF, stop), False)
                         values = self._workspace.base(_part(raws[0], leaf, start, job.tensor), job.tensor)
                         raw = _part(raws[1], leaf, start, expert.job.tensor)
-                        storage = expert.job.tensor.storage
-                        look = self._workspace.loops.leaf(raw, storage, values, expert.compute, None, None)
-                        yield at, self._workspace.sizes(look.delta)
+                        yield at, self._workspace.second(raw, expert.job.tensor, values, expert.compute)
 
         return look
 
@@ -423,26 +486,50 @@ class _Expert:
             if expert.ranks
             else None
         )
+        self._found: tuple[MagnitudeCut, ...] = ()
         self._masked = MaskedL1Sums(expert.masks) if expert.masks else None
+        self._ranked = [RankedMaskL1Sums(need, self.compute) for need in expert.ranked]
+        self._banded: BandL1Sums | None = None
 
     @property
     def tally(self) -> Tally | None:
         return None if self._cuts is None else self._cuts.tally
 
     def feed(self, start: int, look: LeafLook, workspace: _Workspace) -> None:
+        """The next leaf of the first look."""
         if self.tally is not None and self._cuts is not None:
             self._cuts.counted(look.delta.size, look.irregular)
         elif self._cuts is not None:
             self._cuts.stored(start, look.delta)
+        if self._masked is None and not self._ranked:
+            return
+        sizes = workspace.sizes(look.delta)
         if self._masked is not None:
-            self._masked.feed(workspace.sizes(look.delta))
+            self._masked.feed(sizes)
+        for each in self._ranked:
+            each.feed(sizes)
 
-    def finish(self, look: magnitudes.Look) -> ExpertFinds:
+    def cut(self, look: magnitudes.Look) -> None:
+        """Find the cuts, after the first look."""
+        if self._cuts is not None:
+            self._found = tuple(self._cuts.finish(look))
+            self._cuts = None
+        if self.job.bands:
+            self._banded = BandL1Sums(self.job.bands, dict(zip(self.job.ranks, self._found, strict=True)))
+
+    def feed_again(self, sizes: FloatArray) -> None:
+        """The next leaf of the second look; only where there are bands, after `cut`."""
+        assert self._banded is not None
+        self._banded.feed(sizes)
+
+    def finish(self) -> ExpertFinds:
         return ExpertFinds(
             blocks=None if self.table is None else self.table.facts(),
             sketch=None if self.table is None else self.table.sketch(),
-            cuts=() if self._cuts is None else tuple(self._cuts.finish(look)),
+            cuts=self._found,
             masked=() if self._masked is None else tuple(self._masked.facts()),
+            ranked=tuple(each.fact() for each in self._ranked),
+            banded=() if self._banded is None else tuple(self._banded.facts()),
         )
 
 

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,16 @@ from mergepipe.checkpoint.model import Checkpoint
 from mergepipe.core.digest import bytes_digest, digest_of
 from mergepipe.errors import OutputError, StaleIndex
 from mergepipe.index.model import BaseFacts, BlockFacts, DeltaIndex, Pair, TrimFacts
-from mergepipe.stats.contract import Fact, MaskedL1Need, Need, RankNeed, TrimNeed
+from mergepipe.stats.contract import (
+    BandL1Need,
+    Fact,
+    MaskedL1Need,
+    Need,
+    RankedMaskL1Need,
+    RankNeed,
+    TrimmedL1Need,
+    TrimNeed,
+)
 from mergepipe.stats.sketch import SKETCH
 from mergepipe.store.contract import Version
 
@@ -47,6 +56,12 @@ _BASE_ARRAYS: Final[Mapping[str, type[Any]]] = {
     "l2": np.float64, "linf": np.float64, "nonfinite": np.int64, "digest": np.uint64,
 }  # fmt: skip
 _SKETCH_NAME: Final = "sketch"
+
+_NEEDS: Final[Mapping[str, type[Any]]] = {
+    each.__name__: each
+    for each in (TrimNeed, MaskedL1Need, RankNeed, RankedMaskL1Need, TrimmedL1Need, BandL1Need)
+}  # fmt: skip
+_KEY: Final = "key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +109,11 @@ class IndexHeader:
 
 @dataclass(frozen=True, slots=True)
 class StoredFact:
-    """One fact of one tensor. `need` is the class name, `key` hexadecimal; what a need has not is 0 or empty."""
+    """One fact of one tensor. `need` is the class name, `parameters` its fields, keys of masks in hexadecimal."""
 
     tensor: str
     need: str
-    density: float
-    key: str
-    count: int
+    parameters: dict[str, float | int | str] = field(hash=False)
     fact: dict[str, float | int] = field(hash=False)
 
 
@@ -202,7 +215,7 @@ class Shelf:
                 known = {**self.facts(pair), **facts}
                 stored = [_stored(tensor, need, fact) for (tensor, need), fact in known.items()]
                 stored = [each for each in stored if all(math.isfinite(value) for value in each.fact.values())]
-                stored.sort(key=lambda each: (each.tensor, each.need, each.density, each.key, each.count))
+                stored.sort(key=lambda each: (each.tensor, each.need, sorted(each.parameters.items())))
                 body = FactsFile(_FACTS_FORMAT, VERSION, _state(pair.base), _state(pair.expert), tuple(stored))
                 self._write(path, msgspec.json.encode(replace(body, digest=digest_of(body))))
 
@@ -401,15 +414,16 @@ def _short_digest(content: bytes) -> str:
 
 
 def _stored(tensor: str, need: Need, fact: Fact) -> StoredFact:
-    density = need.density if isinstance(need, TrimNeed | MaskedL1Need) else 0.0
-    key = f"{need.key:032x}" if isinstance(need, MaskedL1Need) else ""
-    count = need.count if isinstance(need, RankNeed) else 0
-    return StoredFact(tensor, type(need).__name__, density, key, count, dict(fact))
+    parameters = {each.name: getattr(need, each.name) for each in fields(need)}
+    if _KEY in parameters:
+        # 128 bits, more than JSON readers hold in an integer.
+        parameters[_KEY] = f"{parameters[_KEY]:032x}"
+    return StoredFact(tensor, type(need).__name__, parameters, dict(fact))
 
 
 def _need(stored: StoredFact) -> Need:
-    if stored.need == MaskedL1Need.__name__:
-        return MaskedL1Need(int(stored.key, 16), stored.density)
-    if stored.need == RankNeed.__name__:
-        return RankNeed(stored.count)
-    return TrimNeed(stored.density)
+    parameters: dict[str, Any] = dict(stored.parameters)
+    if _KEY in parameters:
+        parameters[_KEY] = int(parameters[_KEY], 16)
+    need: Need = _NEEDS[stored.need](**parameters)
+    return need

@@ -11,17 +11,19 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from mergepipe import api
 from mergepipe.plan.access import read_set
 from mergepipe.testing.checkpoints import read_floats, read_tensors, write_family
-from tests.operators import reference
+from tests.operators import reference, reference_sparse
 from tests.operators.reference import Floats
 
 
-# method → (merge parameters, parameters of each model) that differ enough to matter.
-def _models(*each: tuple[float, float]) -> list[dict[str, Any]]:
-    return [{"weight": weight, "density": density} for weight, density in each]
+# method → (merge parameters, parameters of each model) that differ enough to matter. What follows a "+" in a name
+# tells recipes of one method apart.
+def _models(*each: tuple[float, float], **more: float) -> list[dict[str, Any]]:
+    return [{"weight": weight, "density": density, **more} for weight, density in each]
 
 
 METHODS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
@@ -30,6 +32,11 @@ METHODS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "ties": ({"normalize": True}, _models((0.5, 0.5), (0.5, 0.3), (1.0, 0.9))),
     "dare_linear": ({"rescale": True}, _models((0.5, 0.5), (0.4, 0.25), (0.3, 1.0))),
     "dare_ties": ({"rescale": True}, _models((0.5, 0.5), (0.4, 0.25), (0.3, 0.7))),
+    "ties+rescale": ({"rescale": True, "normalize": True}, _models((0.5, 0.5), (0.5, 0.3), (1.0, 0.007))),
+    "breadcrumbs": ({"rescale": True}, _models((0.5, 0.5), (0.4, 0.85), (0.3, 0.3), gamma=0.05)),
+    "breadcrumbs_ties": ({"rescale": True}, _models((0.5, 0.5), (0.4, 0.98), (0.3, 0.3), gamma=0.03)),
+    "della_linear": ({}, _models((0.5, 0.5), (0.4, 0.25), (0.3, 1.0), epsilon=0.2)),
+    "della": ({"normalize": True}, _models((0.5, 0.5), (0.4, 0.25), (0.3, 0.7), epsilon=0.2)),
 }
 
 
@@ -53,7 +60,7 @@ class World:
         """One of `METHODS` over all experts."""
         merged, models = METHODS[method]
         document = {
-            "merge_method": method,
+            "merge_method": method.partition("+")[0],
             "models": [
                 {"model": str(path), "parameters": parameters}
                 for path, parameters in zip(self.experts, models, strict=True)
@@ -110,35 +117,45 @@ class World:
                     np.repeat(read_set(plan.tensors[number], i, blocks), block)[: theta.size]
                     for i in range(len(deltas))
                 ]
-            results[name] = _merged(method, theta, deltas, keep, merged, models, seed, name).reshape(values.shape)
+            row = values.shape[-1] if values.ndim else 1
+            result = _merged(method, theta, deltas, keep, merged, models, seed, name, row)
+            results[name] = result.reshape(values.shape)
         return results
 
 
 def _merged(
     method: str, theta: Floats, deltas: Sequence[Floats], keep: Sequence[Any], merged: Mapping[str, Any],
-    models: Sequence[Mapping[str, Any]], seed: int, name: str,
+    models: Sequence[Mapping[str, Any]], seed: int, name: str, row: int,
 ) -> Floats:  # fmt: skip
     weights = [each["weight"] for each in models]
     if method == "linear":
         masked = [np.where(k, d, np.float32(0)) for k, d in zip(keep, deltas, strict=True)]
         return reference.linear(theta, masked, weights[1:], weights[0], merged["normalize"])
     sparse = list(deltas)
-    if method == "ties":
-        sparse = [reference.trimmed(d, m["density"]) for d, m in zip(deltas, models, strict=True)]
-    if method.startswith("dare"):
-        sparse = []
-        for position, (d, m) in enumerate(zip(deltas, models, strict=True)):
-            factor = 1.0
-            if m["density"] < 1:
-                mask = reference.dare_mask(d.size, m["density"], seed, position, name)
-                kept = float(np.sum(np.abs(d.astype(np.float64)) * mask))
-                factor = float(np.sum(np.abs(d.astype(np.float64)))) / kept if kept else 1.0
-            sparse.append(reference.dropped(d, m["density"], factor, seed, position, name))
+    for position, (delta, model) in enumerate(zip(deltas, models, strict=True)):
+        if model.get("density", 1.0) < 1.0:
+            mask = _mask(method, delta, model, seed, position, name, row)
+            factor = reference.l1_factor(delta, mask) if merged.get("rescale", method.startswith("della")) else 1.0
+            sparse[position] = np.where(mask, delta * np.float32(factor), np.float32(0))
     sparse = [np.where(k, d, np.float32(0)) for k, d in zip(keep, sparse, strict=True)]
     lambda_ = merged.get("lambda", 1.0)
-    if method in ("ties", "dare_ties"):
+    if method.startswith(("ties", "dare_ties", "breadcrumbs_ties")) or method == "della":
         return reference.elected(theta, sparse, weights, merged.get("normalize", False), lambda_)
     return reference.task_arithmetic(theta, sparse, weights, False, lambda_)
+
+
+def _mask(
+    method: str, delta: Floats, model: Mapping[str, Any], seed: int, position: int, name: str, row: int
+) -> NDArray[np.bool_]:
+    """What a method keeps of a whole delta."""
+    density = model["density"]
+    if method.startswith("ties"):
+        return reference_sparse.trimmed_mask(delta, density)
+    if method.startswith("breadcrumbs"):
+        return reference_sparse.breadcrumbs_mask(delta, density, model["gamma"])
+    if method.startswith("della"):
+        return reference_sparse.della_mask(delta, row, density, model["epsilon"], seed, position, name)
+    return reference.dare_mask(delta.size, density, seed, position, name)
 
 
 def stored(values: Mapping[str, Floats], code: str = "BF16") -> dict[str, bytes]:

@@ -17,7 +17,6 @@ _EXAMPLES = {
     "tokenizer": TOKENIZERS[0],
     "chat_template": CHAT[0],
     "documents": MULTI[0],
-    "ties-rescale": next(case for case in METHODS["ties"] if "ties-rescale" in case.needs),
 }
 
 
@@ -28,7 +27,7 @@ def supported(case: Case) -> bool:
 
 def computed(case: Case) -> bool:
     """Whether the engine can compute the facts that the case's method asks for."""
-    if case.documents or any(need != "ties-rescale" for need in case.needs):
+    if case.documents or case.needs:
         return not any(recipe.get("merge_method") in beyond() for recipe in (case.recipe, *case.documents))
     return _plans(case)
 
@@ -37,11 +36,6 @@ def computed(case: Case) -> bool:
 def beyond() -> frozenset[str]:
     """Methods none of whose recipes can be planned."""
     return frozenset(method for method, cases in METHODS.items() if not any(_plans(case) for case in cases))
-
-
-def rescales(method: str) -> bool:
-    """Whether a sparsifying method's rescale can be computed."""
-    return all(_plans(case) for case in METHODS[method] if case.recipe.get("parameters", {}).get("rescale", True))
 
 
 @cache
@@ -68,7 +62,5 @@ def capable(need: str) -> bool:
         try:
             api.plan(config, index=api.IndexOptions(place.folder / "index"))
         except UsageError as error:
-            return not any(
-                words in str(error) for words in ("not supported", "supported yet", "cannot be computed yet")
-            )
+            return not any(words in str(error) for words in ("not supported", "supported yet"))
     return True

@@ -154,15 +154,6 @@ def _drop(rows: Mapping[str, Recipe | Case], *names: str) -> dict[str, Recipe | 
     return {name: row for name, row in rows.items() if name not in names}
 
 
-def _needing(rows: Mapping[str, Recipe | Case], capability: str, *names: str) -> dict[str, Recipe | Case]:
-    """With some rows marked as needing a capability."""
-    marked = dict(rows)
-    for name in names:
-        row = rows[name]
-        marked[name] = replace(row if isinstance(row, Case) else _in("bf16", row), needs=(capability,))
-    return marked
-
-
 def _epsilon(rows: Mapping[str, Recipe | Case]) -> dict[str, Recipe | Case]:
     """DELLA's own: every density needs `0 < density ± epsilon < 1`, so those at the ends get a narrow one.
 
@@ -267,9 +258,7 @@ METHODS: Final[Mapping[str, list[Case]]] = {
     "task_arithmetic": _cases("task_arithmetic", _task_vectors(True) | {
         "density-unused": with_base(sparse((0.5, 0.3), (0.4, 0.2))),
     }),
-    "ties": _cases("ties", _task_vectors(False) | _needing(
-        _sparse(trims=True, rescale=True), "ties-rescale", "density-other-rescale"
-    )),
+    "ties": _cases("ties", _task_vectors(False) | _sparse(trims=True, rescale=True)),
     "dare_linear": _cases("dare_linear", _task_vectors(True) | _sparse("dare", rescale=False)),
     "dare_ties": _cases("dare_ties", _task_vectors(True) | _sparse("dare", rescale=False)),
     "della": _cases("della", _task_vectors(False) | _epsilon(_sparse("della", rescale=False)) | _DELLA),

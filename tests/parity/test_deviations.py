@@ -144,10 +144,6 @@ def test_weights_that_cancel_are_refused(probe: Probe, theirs: Theirs, place: Pl
             ours(place, probe, label, tmp_path / label)
 
 
-AWAITED = "needs facts that the engine cannot compute yet"
-
-
-@pytest.mark.skipif(not capable("ties-rescale"), reason=AWAITED)
 @probe("coarse", "coarse",
        ties={**task("ties", sparse((0.5, 0.5), (0.5, 0.5)), rescale=True), "dtype": "float16", "out_dtype": "float16"},
        breadcrumbs={**task("breadcrumbs", sparse((0.5, 0.5)), rescale=True), "dtype": "float16",
@@ -179,7 +175,6 @@ def test_a_nan_stops_the_merge(probe: Probe, theirs: Theirs, place: Place, tmp_p
         ours(place, probe, "ties", tmp_path)
 
 
-@pytest.mark.skipif("multislerp" in beyond(), reason=AWAITED)
 @probe("equal", "equal", three=task("multislerp", weights(0.3, 0.3, 0.4)))
 def test_multislerp_of_models_that_equal_the_base(probe: Probe, theirs: Theirs, place: Place, tmp_path: Path) -> None:
     """R9: mergekit stops where three experts equal the base in a tensor; there our result is the base's tensor."""
@@ -221,7 +216,7 @@ def test_other_vocabulary_sizes_are_refused_by_both(probe: Probe, theirs: Theirs
             ours(place, probe, label, tmp_path / label)
 
 
-@pytest.mark.skipif("arcee_fusion" in beyond(), reason=AWAITED)
+@pytest.mark.skipif("arcee_fusion" in beyond(), reason="needs facts that the engine cannot compute yet")
 @probe("fusion-dtype", "bf16", plain={
     "merge_method": "arcee_fusion", "base_model": "@base", "models": models({}),
 })  # fmt: skip

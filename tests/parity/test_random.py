@@ -12,7 +12,6 @@ import pytest
 from mergepipe import api
 from mergepipe.testing.checkpoints import read_floats
 from tests.parity.batch import Place, Probe
-from tests.parity.capabilities import rescales
 from tests.parity.cases import Recipe, sparse
 from tests.parity.compare import Floats
 from tests.parity.peer import Outcome
@@ -88,7 +87,7 @@ def test_kept_shares(probe: Probe, theirs: Callable[[str], Outcome], place: Plac
         assert DENSITY**2 * 0.95 <= together <= DENSITY**2 * 1.15, program
 
 
-@pytest.mark.parametrize("probe", [moments(method, True) for method in METHODS if rescales(method)], ids=str)
+@pytest.mark.parametrize("probe", [moments(method, True) for method in METHODS], ids=str)
 def test_rescaled_updates(probe: Probe, theirs: Callable[[str], Outcome], place: Place, tmp_path: Path) -> None:
     """Every tensor's update has the L1 norm of the task vector; over the seeds the updates average to it."""
     delta = task_vector(place)

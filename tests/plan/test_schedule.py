@@ -228,6 +228,21 @@ def test_the_base_is_read_whole_and_buffers_hold_every_read(case: Case, slabs: i
         assert shard.slabs * shard.slab_bytes + scratch <= limits.memory
 
 
+@settings(max_examples=100)
+@given(cases(), st.sampled_from([1, 2, 7, 40]))
+def test_whole_blocks_are_not_parted(case: Case, slabs: int) -> None:
+    """For methods of whole rows every step ends with a block, also where a block is larger than its tensor."""
+    plan, checkpoints = case
+    with pytest.raises(MemoryLimitTooSmall) as caught:
+        lay_out(plan, checkpoints, Limits(memory=0), 0, True)
+    schedule = lay_out(plan, checkpoints, Limits(memory=slabs * caught.value.needed), 0, True)
+    for shard, step in all_steps(plan, schedule, checkpoints):
+        elements, block = plan.logical.tensors[step.tensor].elements, plan.tensors[step.tensor].block
+        assert step.start % block == 0
+        assert step.stop % block == 0 or step.stop == elements
+        assert shard.slabs * shard.slab_bytes <= slabs * caught.value.needed
+
+
 @settings(max_examples=60)
 @given(cases(gaps=False))
 def test_memory_changes_the_steps_not_what_is_read(case: Case) -> None:

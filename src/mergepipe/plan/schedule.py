@@ -187,6 +187,7 @@ def _read(input_: int, place: int, info: TensorInfo, origin: int, start: int, st
 def _spans(tensor: TensorMerge, block: int, slab_bytes: int) -> Iterator[tuple[int, int]]:
     """Whole blocks up to a slab's size, or leaves of a block larger than a slab."""
     most = slab_bytes // _widest(tensor)
+    block = min(block, max(1, tensor.elements))  # the only block of a tensor ends with it
     if block <= most:
         stride = most // block * block
         for start in range(0, tensor.elements, stride):

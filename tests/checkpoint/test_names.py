@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 
 from mergepipe.checkpoint.model import Checkpoint, TensorInfo
-from mergepipe.checkpoint.names import PrefixRule, Role, is_derived_buffer, match_names, parse_role, prefix_between
+from mergepipe.checkpoint.names import (
+    PrefixRule,
+    Role,
+    expert_layout,
+    is_derived_buffer,
+    layer_place,
+    match_names,
+    pair_names,
+    parse_role,
+    part_beside,
+    prefix_between,
+    text_part,
+)
 from mergepipe.core.extents import Extent
 from mergepipe.errors import IncompatibleModels
 from mergepipe.testing.checkpoints import llama_config, tiny_llama
@@ -54,6 +66,29 @@ ROLES = [
     ("model.layers.0.self_attn.rotary_emb.inv_freq", 0, "buffer"),
     ("model.layers.0.linear_attn.A_log", 0, "other"),
     ("something.entirely.new", None, "other"),
+    ("model.layers.9.mlp.gate.e_score_correction_bias", 9, "moe.router"),
+    ("transformer.blocks.9.ffn.experts.mlp.w1", 9, "moe.expert.*.gate"),
+    ("vision_tower.vision_model.encoder.layers.3.self_attn.q_proj.weight", 3, "attn.q"),
+    ("talker.model.embed_tokens.weight", None, "other"),
+]
+
+BESIDE = [
+    ("vision_tower.vision_model.encoder.layers.3.self_attn.q_proj.weight", "vision"),
+    ("model.visual.blocks.0.attn.qkv.weight", "vision"),
+    ("visual.merger.ln_q.weight", "vision"),
+    ("model.vision_embed_tokens.img_projection.0.weight", "vision"),
+    ("model.embed_vision.embedding.weight", "vision"),
+    ("audio_tower.layers.2.fc1.weight", "audio"),
+    ("multi_modal_projector.linear_1.weight", "projector"),
+    ("model.mm_projector.0.weight", "projector"),
+    ("model.connector.modality_projection.proj.weight", "projector"),
+    ("mtp.layers.0.mlp.up_proj.weight", "mtp"),
+    ("language_model.model.layers.3.mlp.up_proj.weight", ""),
+    ("model.layers.3.mlp.vision_mlp.up_proj.weight", ""),
+    ("model.layers.3.cross_attn.q_proj.weight", ""),
+    ("model.embed_tokens.weight", ""),
+    ("model.division.weight", ""),
+    ("lm_head.weight", ""),
 ]
 
 
@@ -62,6 +97,50 @@ def test_roles_of_the_usual_names(name: str, layer: int | None, component: str) 
     """Layer and component of Llama, Qwen, Mistral, Mixtral, Gemma, Phi, GPT-2 and BERT names; `other` for the rest."""
     role = parse_role(name, (64, 64), {})
     assert (role.layer, role.component) == (layer, component)
+
+
+@pytest.mark.parametrize(("name", "part"), BESIDE, ids=[name for name, _ in BESIDE])
+def test_parts_beside_the_language_model(name: str, part: str) -> None:
+    """Towers, projectors and prediction layers, by a word of their own; a module in a layer is that layer's."""
+    assert part_beside(name) == part
+    assert parse_role(name, (), {}).part == part
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("model.layers.3.mlp.experts.7.up_proj.weight", ("model.layers", 3)),
+        ("h.0.attn.c_attn.weight", ("h", 0)),
+        ("vision_tower.encoder.layers.11.fc1.weight", ("vision_tower.encoder.layers", 11)),
+        ("model.visual.deepstack_merger_list.1.norm.weight", None),
+        ("model.norm.weight", None),
+    ],
+)
+def test_a_layer_is_counted_in_its_stack(name: str, place: tuple[str, int] | None) -> None:
+    """Equal numbers in two stacks are two layers."""
+    assert layer_place(name) == place
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("model.layers.0.mlp.experts.gate_up_proj", "fused"),
+        ("model.layers.0.mlp.experts.down_proj_bias", "fused"),
+        ("model.layers.0.block_sparse_moe.experts.0.w1.weight", "one by one"),
+        ("model.layers.0.mlp.shared_expert.up_proj.weight", None),
+        ("model.layers.0.mlp.gate.weight", None),
+    ],
+)
+def test_layouts_of_experts(name: str, layout: str | None) -> None:
+    """Only the routed experts are stored in one layout or the other."""
+    assert expert_layout(name) == layout
+
+
+@pytest.mark.parametrize("key", ["text_config", "llm_config", "language_config", None])
+def test_the_text_part_of_a_config(key: str | None) -> None:
+    """A composite config keeps the language model's in a part of its own."""
+    text = {"num_hidden_layers": 2}
+    assert text_part({key: text, "vision_config": {"num_hidden_layers": 9}} if key else text) == text
 
 
 def test_every_tensor_of_the_factory_has_a_role() -> None:
@@ -165,6 +244,22 @@ def test_one_prefix_rule_reconciles(base: list[str], expert: list[str], rule: Pr
     assert (match.missing, match.extra) == ((), ())
     assert match.rule == (None if rule is None else str(rule))
     assert rule is None or repr(rule.add or rule.strip) in str(match.rule)
+
+
+def test_parts_have_prefixes_of_their_own() -> None:
+    """What the first rule leaves over is paired by equal names and further rules; an ambiguous rest stays unpaired."""
+    layers = [f"layers.{n}.x" for n in range(4)]
+    base = [*(f"language_model.model.{name}" for name in layers), "language_model.lm_head", "vision.a", "same"]
+    expert = [*(f"model.language_model.{name}" for name in layers), "lm_head", "model.vision.a", "same"]
+    pairs, rules = pair_names(base, expert)
+    assert pairs == dict(zip(base, expert, strict=True))
+    assert list(pairs) == base
+    assert [(rule.strip, rule.add) for rule in rules] == [
+        ("language_model.model.", "model.language_model."), ("", "model."), ("language_model.", ""),
+    ]  # fmt: skip
+    assert match_names(checkpoint("a", base), checkpoint("b", expert)).rule == "; ".join(map(str, rules))
+    pairs, _ = pair_names(["a", "b", "c", "odd"], ["a", "b", "c", "model.odd", "language_model.odd"])
+    assert "odd" not in pairs
 
 
 def test_missing_and_extra_are_reported_beside_a_rule() -> None:

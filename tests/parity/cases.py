@@ -558,4 +558,49 @@ MULTI: Final = [
     ),
 ]  # fmt: skip
 
+# Where mergekit 0.1.5 keeps the names and all tensors of a kind; what it does to the others is in test_deviations.py.
+_PER_METHOD: Final[Mapping[str, Recipe]] = {
+    "linear": without_base(weights(0.5, 0.3, 0.7)),
+    "task_arithmetic": with_base(weights([0.1, 0.9], 0.5)),
+    "ties": with_base(sparse((0.5, 0.4), (0.7, 0.6), (0.3, 0.8))),
+    "dare_linear": with_base(sparse((0.6, 0.5), (0.4, 0.7))),
+    "dare_ties": with_base(sparse((0.6, 0.5), (0.4, 0.7))),
+    "breadcrumbs": with_base(sparse((0.6, 0.5), (0.4, 0.7)), gamma=0.1),
+    "breadcrumbs_ties": with_base(sparse((0.6, 0.5), (0.4, 0.7)), gamma=0.1),
+    "slerp": with_base(models({}), t=[0.2, 0.8]),
+    "nuslerp": with_base(weights(0.6, 0.4)),
+    "multislerp": without_base(weights(0.5, 0.3, 0.7)),
+    "karcher": without_base(models({}, {}, {})),
+    "sce": with_base(models({}, {}, {}), select_topk=0.5),
+    "model_stock": with_base(models({}, {}, {})),
+    "nearswap": with_base(models({}), t=0.002),
+    "arcee_fusion": with_base(models({})),
+    "ram": with_base(models({}, {}, {})),
+    "ramplus_tl": with_base(models({}, {}, {}), epsilon=0.001),
+    "passthrough": without_base(models({"scale": [0.5, 1.5]})),
+}
+_BY_VECTORS: Final[Mapping[str, tuple[str, Recipe]]] = {
+    "filter-wise": ("model_stock", with_base(models({}, {}, {}), filter_wise=True)),
+    "columns": ("nuslerp", without_base(weights(0.6, 0.4), nuslerp_flatten=False)),
+    "rows": ("nuslerp", without_base(weights(0.6, 0.4), nuslerp_flatten=False, nuslerp_row_wise=True)),
+}
+# Of towers some methods are enough; a projector's place in a gradient is in test_deviations.py.
+_OF_TOWERS: Final[Mapping[str, Mapping[str, Recipe]]] = {
+    "gemma3": {name: _PER_METHOD[name] for name in ("task_arithmetic", "ties", "dare_linear", "slerp", "model_stock")},
+    "qwen2_5_vl": {
+        "task_arithmetic": with_base(weights(0.4, 0.5)),
+        "ties": _PER_METHOD["ties"],
+        "slerp": with_base(models({}), t=0.4),
+        "passthrough": without_base(models({"scale": [{"filter": "visual", "value": 0.5}, {"value": 1.0}]})),
+    },
+}
+ARCHITECTURES: Final = [
+    Case(f"{kind}-{label}", method, {"merge_method": method, **recipe}, kind, masks=masks)
+    for kind, rows in {"mixtral_fused": _PER_METHOD, "gpt_oss": _PER_METHOD, **_OF_TOWERS}.items()
+    for label, method, recipe, masks in (
+        *((method, method, recipe, "dare" if method.startswith("dare") else "") for method, recipe in rows.items()),
+        *((label, *row, "") for label, row in _BY_VECTORS.items() if rows is _PER_METHOD),
+    )
+]
+
 FEATURES: Final = [*SLICES, *TOKENIZERS, *CHAT, *MULTI]

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mergepipe.testing.architectures import ARCHITECTURES, plain_text_of, random_weights
+from mergepipe.testing.architectures import VOCAB as KIND_VOCAB
 from mergepipe.testing.checkpoints import fine_tune, llama_config, tiny_llama, typed, write_checkpoint
 
 Tensors = dict[str, NDArray[Any]]
@@ -232,6 +234,76 @@ def qwen3(folder: Path) -> None:
         path.write_text(json.dumps(config))
 
 
+def of_kind(kind: str, layers: int = 3) -> Callable[[Path], None]:
+    """A base and three fine-tunes of a mixture of experts or a multimodal model."""
+
+    def write(folder: Path) -> None:
+        architecture = ARCHITECTURES[kind](layers)
+        base = random_weights(architecture, 1)
+        models = {"base": base} | {f"expert{n}": fine_tune(base, n, untouched=0.0) for n in (1, 2, 3)}
+        for name, weights in models.items():
+            write_checkpoint(folder / name, typed(weights, "F32"), architecture.config)
+            write_tokenizer(folder / name, words(KIND_VOCAB))
+
+    return write
+
+
+def with_text(kind: str) -> Callable[[Path], None]:
+    """A multimodal base and expert, and as `text` a fine-tune of its language model alone."""
+
+    def write(folder: Path) -> None:
+        of_kind(kind)(folder)
+        plain = plain_text_of(kind, 3)
+        write_checkpoint(folder / "text", typed(random_weights(plain, 2), "F32"), plain.config)
+        write_tokenizer(folder / "text", words(KIND_VOCAB))
+
+    return write
+
+
+def predicting(folder: Path) -> None:
+    """A Llama with a prediction layer and a scorer of which transformers knows nothing."""
+    base = llama(1)
+    base["mtp.layers.0.proj.weight"] = llama(2)["model.layers.0.mlp.up_proj.weight"]
+    base["value_head.weight"] = llama(2)["model.layers.0.self_attn.k_proj.weight"]
+    write_model(folder / "base", base, "BF16")
+    write_model(folder / "expert1", fine_tune(base, 1, untouched=0.0), "BF16")
+
+
+def thin(folder: Path) -> None:
+    """A Llama whose feed-forward part is one wide: `down_proj` has rows of one element."""
+    base = tiny_llama(1, 2, HIDDEN, HEADS, KV_HEADS, 1, VOCAB)
+    for name, tensors in (("base", base), ("expert1", fine_tune(base, 1, untouched=0.0))):
+        write_checkpoint(
+            folder / name, typed(tensors, "F32"), llama_config(2, HIDDEN, HEADS, KV_HEADS, 1, VOCAB, dtype="F32")
+        )
+        write_tokenizer(folder / name, words(VOCAB))
+
+
+def encoder(folder: Path) -> None:
+    """A BERT of one layer."""
+    block, square = "encoder.layer.0.", ["attention.self.query", "attention.self.key", "attention.self.value"]
+    linear = {f"{block}{name}": (HIDDEN, HIDDEN) for name in (*square, "attention.output.dense")}
+    linear |= {f"{block}intermediate.dense": (INTER, HIDDEN), f"{block}output.dense": (HIDDEN, INTER)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (VOCAB, HIDDEN), "embeddings.position_embeddings.weight": (32, HIDDEN),
+        "embeddings.token_type_embeddings.weight": (2, HIDDEN),
+    }  # fmt: skip
+    for name, shape in (linear | {"pooler.dense": (HIDDEN, HIDDEN)}).items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    for name in ("embeddings.LayerNorm", f"{block}attention.output.LayerNorm", f"{block}output.LayerNorm"):
+        shapes |= {f"{name}.weight": (HIDDEN,), f"{name}.bias": (HIDDEN,)}
+    config = {
+        "architectures": ["BertModel"], "model_type": "bert", "vocab_size": VOCAB, "hidden_size": HIDDEN,
+        "num_hidden_layers": 1, "num_attention_heads": HEADS, "intermediate_size": INTER,
+        "max_position_embeddings": 32, "type_vocab_size": 2,
+    }  # fmt: skip
+    random = np.random.default_rng(1)
+    base = {name: np.asarray(random.standard_normal(shape) / 8, np.float32) for name, shape in shapes.items()}
+    for name, tensors in (("base", base), ("expert1", fine_tune(base, 1, untouched=0.0))):
+        write_checkpoint(folder / name, typed(tensors, "F32"), config)
+        write_tokenizer(folder / name, words(VOCAB))
+
+
 FAMILIES: Mapping[str, Callable[[Path], None]] = {
     "bf16": plain(),
     "layers": plain(layers=4),
@@ -252,4 +324,9 @@ FAMILIES: Mapping[str, Callable[[Path], None]] = {
     "nonfinite": nonfinite,
     "misshapen": misshapen,
     "qwen3": qwen3,
+    "thin": thin,
+    "encoder": encoder,
+    "predicting": predicting,
+    **{kind: of_kind(kind) for kind in ARCHITECTURES},
+    "gemma3-text": with_text("gemma3"),
 }

@@ -195,6 +195,149 @@ def test_della_probabilities_beyond_their_range_are_refused(
         ours(place, probe, "narrow", tmp_path)
 
 
+@probe("della-column", "thin", column=task("della_linear", sparse((1.0, 0.5)), rescale=False))
+def test_della_of_rows_of_one_element(probe: Probe, theirs: Theirs, place: Place, tmp_path: Path) -> None:
+    """R5: where a row has one element mergekit divides 0 by 0 and stops; its probability is the density here."""
+    assert "p_in" in (theirs("della-column-column").error or "")
+    mine = read_floats(ours(place, probe, "column", tmp_path))
+    base, expert = (read_floats(place.family("thin") / name) for name in ("base", "expert1"))
+    columns = [name for name in base if name.endswith("down_proj.weight")]
+    kept = np.concatenate([(mine[name] != base[name]).ravel() for name in columns])
+    for name in columns:
+        np.testing.assert_allclose(mine[name], np.where(mine[name] != base[name], expert[name], base[name]), atol=1e-6)
+    assert 0.3 < kept.mean() < 0.7
+
+
+@probe("aliases", "encoder", task=task("task_arithmetic", weights(0.5)))
+def test_an_encoder_with_aliased_names(probe: Probe, theirs: Theirs, place: Place, tmp_path: Path) -> None:
+    """R16: mergekit's list of a BERT's names has aliases, at which it stops; here names are what the models have."""
+    assert "TypeError" in (theirs("aliases-task").error or "")
+    mine = read_floats(ours(place, probe, "task", tmp_path))
+    base, expert = (read_floats(place.family("encoder") / name) for name in ("base", "expert1"))
+    for name, values in base.items():
+        np.testing.assert_allclose(mine[name], values + 0.5 * (expert[name] - values), rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------- mixtures of experts, multimodal models
+
+
+def fused(tensors: Mapping[str, Floats]) -> dict[str, Floats]:
+    """A Mixtral's tensors as transformers 5 holds them: a layer's experts in two, `w1` above `w3`."""
+    whole = {name: values for name, values in tensors.items() if ".experts." not in name}
+    whole = {name.replace("block_sparse_moe", "mlp"): values for name, values in whole.items()}
+    for layer in range(sum(name.endswith("input_layernorm.weight") for name in tensors)):
+        here = f"model.layers.{layer}.block_sparse_moe.experts"
+        experts = range(sum(name.startswith(here) and name.endswith("w1.weight") for name in tensors))
+        w1, w2, w3 = ([tensors[f"{here}.{n}.{part}.weight"] for n in experts] for part in ("w1", "w2", "w3"))
+        whole[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = np.concatenate([w1, w3], axis=1)
+        whole[f"model.layers.{layer}.mlp.experts.down_proj"] = np.stack(w2)
+    return whole
+
+
+@probe("one-by-one", "mixtral",
+       task=task("task_arithmetic", weights(0.5, 0.4)), ties=task("ties", sparse((0.5, 0.3), (0.5, 0.3))))  # fmt: skip
+def test_experts_stored_one_by_one_stay_so(probe: Probe, theirs: Theirs, place: Place, tmp_path: Path) -> None:
+    """Tensors are the base's, each trimmed by itself; mergekit fuses a layer's experts and trims over all of them."""
+    mine, peer = read_floats(ours(place, probe, "task", tmp_path / "task")), good(theirs("one-by-one-task"))
+    assert set(mine) == set(read_floats(place.family("mixtral") / "base"))
+    assert set(fused(mine)) == set(peer)
+    for name, values in fused(mine).items():
+        np.testing.assert_allclose(values, peer[name], rtol=1e-5, atol=1e-6)
+    mine, peer = fused(read_floats(ours(place, probe, "ties", tmp_path / "ties"))), good(theirs("one-by-one-ties"))
+    for name, values in mine.items():
+        assert np.allclose(values, peer[name], rtol=1e-5, atol=1e-6) != (".experts." in name), name
+
+
+@probe("dense-first", "qwen3_moe", task=task("task_arithmetic", weights(0.5)))
+def test_dense_layers_among_sparse_ones(probe: Probe, theirs: Theirs, place: Place, tmp_path: Path) -> None:
+    """A layer is what it has; mergekit takes every layer of a Qwen3-MoE for sparse, and stops at a dense one."""
+    assert "mlp.experts.down_proj required but not present" in (theirs("dense-first-task").error or "")
+    mine = read_floats(ours(place, probe, "task", tmp_path))
+    base, expert = (read_floats(place.family("qwen3_moe") / name) for name in ("base", "expert1"))
+    for name, values in base.items():
+        np.testing.assert_allclose(mine[name], values + 0.5 * (expert[name] - values), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not capable(SLICES[0].needs[0]), reason="slices are not supported yet")
+@probe("stacked-mixture", "gpt_oss", franken={
+    "merge_method": "passthrough", **FLOAT32,
+    "slices": [
+        {"sources": [{"model": "@base", "layer_range": [0, 2]}]},
+        {"sources": [{"model": "@expert1", "layer_range": [1, 3]}]},
+    ],
+})  # fmt: skip
+def test_a_stacked_mixture_counts_its_layers(probe: Probe, theirs: Theirs, place: Place, tmp_path: Path) -> None:
+    """Of an architecture it only infers, mergekit stacks layers and leaves config.json as it was; ours says four."""
+    assert any(".layers.3." in name for name in good(theirs("stacked-mixture-franken")))
+    configs = [
+        json.loads((folder / "config.json").read_text())
+        for folder in (theirs("stacked-mixture-franken").out, ours(place, probe, "franken", tmp_path))
+    ]
+    assert [config["num_hidden_layers"] for config in configs] == [3, 4]
+    assert configs[1]["layer_types"] == [configs[0]["layer_types"][layer] for layer in (0, 1, 1, 2)]
+
+
+@probe("towers", "llava", task=task("task_arithmetic", weights(0.5)))
+def test_every_part_of_a_multimodal_model_is_merged(probe: Probe, theirs: Theirs, place: Place, tmp_path: Path) -> None:
+    """Of a Llava, an architecture it only infers, mergekit writes the projector and drops the rest; we merge all."""
+    base, expert = (read_floats(place.family("llava") / name) for name in ("base", "expert1"))
+    assert len(good(theirs("towers-task"))) == 4 < len(base)
+    mine = read_floats(ours(place, probe, "task", tmp_path))
+    for name, values in base.items():
+        np.testing.assert_allclose(mine[name], values + 0.5 * (expert[name] - values), rtol=1e-5, atol=1e-6)
+
+
+@probe("unknown-tensors", "predicting", task=task("task_arithmetic", weights(0.5)))
+def test_tensors_beside_the_architecture_are_merged(probe: Probe, theirs: Theirs, place: Place, tmp_path: Path) -> None:
+    """Tensors that are not in its list of an architecture's, mergekit drops without a word; we merge them."""
+    base, expert = (read_floats(place.family("predicting") / name) for name in ("base", "expert1"))
+    assert set(base) - set(good(theirs("unknown-tensors-task"))) == {"mtp.layers.0.proj.weight", "value_head.weight"}
+    mine = read_floats(ours(place, probe, "task", tmp_path))
+    for name, values in base.items():
+        np.testing.assert_allclose(mine[name], values + 0.5 * (expert[name] - values), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not capable(SLICES[0].needs[0]), reason="slices are not supported yet")
+@probe("cut-multimodal", "gemma3", franken={
+    "merge_method": "passthrough", **FLOAT32,
+    "slices": [
+        {"sources": [{"model": "@base", "layer_range": [0, 2]}]},
+        {"sources": [{"model": "@expert1", "layer_range": [1, 3]}]},
+    ],
+})  # fmt: skip
+def test_slices_cut_the_language_model(probe: Probe, theirs: Theirs, place: Place, tmp_path: Path) -> None:
+    """Slices of a multimodal model cut its language model, towers stay whole; mergekit wants `modules` for that."""
+    assert "multiple modules" in (theirs("cut-multimodal-franken").error or "")
+    out = ours(place, probe, "franken", tmp_path)
+    config = json.loads((out / "config.json").read_text())
+    assert config["text_config"]["num_hidden_layers"] == len(config["text_config"]["layer_types"]) == 4
+    mine, base = read_floats(out), read_floats(place.family("gemma3") / "base")
+    towers = [name for name in base if not name.startswith("language_model.")]
+    assert all(np.array_equal(mine[name], base[name]) for name in towers)
+
+
+@probe("text-only", "gemma3-text", task=task("task_arithmetic", models({"weight": 0.5}, of=("@text",))))
+def test_a_text_only_expert_of_a_multimodal_base(probe: Probe, theirs: Theirs, place: Place, tmp_path: Path) -> None:
+    """The language model both have is merged, and that is said; mergekit refuses other architectures altogether."""
+    assert "different architectures" in (theirs("text-only-task").error or "")
+    mine, base = (read_floats(folder) for folder in (ours(place, probe, "task", tmp_path),
+                                                     place.family("gemma3-text") / "base"))  # fmt: skip
+    changed = {name for name, values in base.items() if not np.array_equal(mine[name], values)}
+    assert changed == {name for name in base if name.startswith("language_model.")}
+
+
+@probe("projector", "qwen2_5_vl", gradient=task("task_arithmetic", weights([0.0, 1.0])))
+def test_a_projector_takes_a_gradients_first_value(probe: Probe, theirs: Theirs, place: Place, tmp_path: Path) -> None:
+    """Mergekit takes this projector's matrices for a stack of one layer, which has a gradient's last value."""
+    mine, peer = read_floats(ours(place, probe, "gradient", tmp_path)), good(theirs("projector-gradient"))
+    base, expert = (read_floats(place.family("qwen2_5_vl") / name) for name in ("base", "expert1"))
+    differ = {name for name in base if not np.allclose(mine[name], peer[name], rtol=1e-5, atol=1e-6)}
+    assert differ == {name for name in base if name.startswith("visual.merger.mlp.")}
+    for name in differ:
+        assert np.array_equal(mine[name], base[name])
+        np.testing.assert_allclose(peer[name], expert[name], rtol=1e-5, atol=1e-6)
+
+
 # -------------------------------------------------------------------------- shapes and dtypes
 
 

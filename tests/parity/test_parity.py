@@ -15,7 +15,7 @@ from mergepipe.operators.registry import MERGEKIT_METHODS, names
 from mergepipe.testing.checkpoints import read_floats, read_tensors
 from tests.parity.batch import Place
 from tests.parity.capabilities import beyond, supported
-from tests.parity.cases import FEATURES, METHODS, OUT_DTYPES, Case
+from tests.parity.cases import ARCHITECTURES, FEATURES, METHODS, OUT_DTYPES, Case
 from tests.parity.compare import distance
 from tests.parity.measure import comparisons
 from tests.parity.peer import Outcome
@@ -27,13 +27,14 @@ CODES = {"float32": "F32", "bfloat16": "BF16"}
 MOST_EXCLUDED = 0.5
 
 METHOD_CASES = [case for cases in METHODS.values() for case in cases if supported(case)]
+ARCHITECTURE_CASES = [case for case in ARCHITECTURES if supported(case)]
 FEATURE_CASES = [case for case in FEATURES if supported(case)]
 
 
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES)
-@pytest.mark.parametrize("case", METHOD_CASES, ids=str)
+@pytest.mark.parametrize("case", [*METHOD_CASES, *ARCHITECTURE_CASES], ids=str)
 def test_method(case: Case, out_dtype: str, theirs: Callable[[str], Outcome], place: Place, tmp_path: Path) -> None:
-    """A method's recipe gives mergekit's tensors; a trim keeps as many elements."""
+    """A method's recipe gives mergekit's tensors, of mixtures and towers too; a trim keeps as many elements."""
     peer = theirs(f"{case.name}-{out_dtype}")
     assert peer.error is None
     mine = place.ours(case, out_dtype, tmp_path)
@@ -82,7 +83,8 @@ def test_every_method_of_mergekit_has_cases() -> None:
 
 def test_cases_have_names_of_their_own() -> None:
     """No case hides another's outcome."""
-    every = [case.name for cases in METHODS.values() for case in cases] + [case.name for case in FEATURES]
+    rows = [case for cases in METHODS.values() for case in cases]
+    every = [case.name for case in (*rows, *FEATURES, *ARCHITECTURES)]
     assert len(set(every)) == len(every)
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from mergepipe import api
 from mergepipe.errors import BudgetInfeasible, IncompatibleModels, RecipeError
-from mergepipe.testing.checkpoints import read_floats, read_tensors, write_family
+from mergepipe.plan.family import FamilyRules, MissingRule
+from mergepipe.testing.checkpoints import read_floats, read_tensors, write_checkpoint, write_family
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +153,81 @@ def test_methods_whose_facts_cannot_be_computed_yet_are_refused(family: Path, tm
     with pytest.raises(RecipeError, match="cannot be computed yet"):
         merge(family, tmp_path / "out", document)
     assert not (tmp_path / "out").exists()
+
+
+def changed(family: Path, folder: Path, name: str, change: dict[str, Any], **config: Any) -> Path:
+    """A copy of a model with tensors added, or (None) left out, and keys of its config replaced."""
+    tensors = {key: ("BF16", values) for key, values in read_floats(family / name).items()}
+    kept = {key: value for key, value in {**tensors, **change}.items() if value is not None}
+    stated = json.loads((family / name / "config.json").read_text()) | config
+    return write_checkpoint(folder / f"{name}-changed", kept, stated)
+
+
+UP = "model.layers.2.mlp.up_proj.weight"
+
+
+def test_what_a_source_lacks_stops_the_run_or_is_skipped(family: Path, tmp_path: Path) -> None:
+    """As for whole models: by name, unless the user says to merge without it."""
+    odd = changed(family, tmp_path, "expert1", {UP: None})
+    document = {
+        "merge_method": "task_arithmetic",
+        "base_model": str(family / "base"),
+        "slices": [{"sources": [source(family, "base", 0, 2), source(family, str(odd), 1, 3, weight=0.5)]}],
+    }
+    with pytest.raises(IncompatibleModels, match=rf"expert1-changed: 1 of the base's .* missing: {UP}; --missing skip"):
+        merge(family, tmp_path / "refused", document)
+    result = merge(family, tmp_path / "out", document, rules=FamilyRules(missing=MissingRule.SKIP))
+    assert any(f"{UP}; those are merged without it" in note for note in result["notes"])
+    made, base = (read_tensors(path) for path in (tmp_path / "out", family / "base"))
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert made[name] == base[name]
+
+
+def test_what_a_source_has_beside_the_base_is_said(family: Path, tmp_path: Path) -> None:
+    """Of the layers that the slices name, and of what is in no layer; not of layers that no slice names."""
+    own = np.ones(8, np.float32)
+    extra = {f"model.layers.{n}.self_attn.o_proj.bias": ("BF16", own) for n in range(4)} | {"model.own": ("BF16", own)}
+    odd = changed(family, tmp_path, "expert1", extra)
+    document = {
+        "merge_method": "linear",
+        "slices": [{"sources": [source(family, "base", 0, 2, weight=1), source(family, str(odd), 1, 3, weight=1)]}],
+    }
+    result = merge(family, tmp_path / "out", document)
+    (note,) = [note for note in result["notes"] if "not in the base" in note]
+    assert note.startswith("warning:")
+    assert "3 tensors are not in the base and are not written: " in note
+    for name in ("model.layers.1.self_attn.o_proj.bias", "model.layers.2.self_attn.o_proj.bias", "model.own"):
+        assert name in note
+
+
+def test_heads_tied_in_one_model_and_not_in_the_other(family: Path, tmp_path: Path) -> None:
+    """The output ties as its first model does: a head is made from the embedding, or left out and said."""
+    tied = changed(family, tmp_path, "expert1", {"lm_head.weight": None}, tie_word_embeddings=True)
+
+    def stacked(first: str, last: str) -> dict[str, Any]:
+        slices = [{"sources": [source(family, name, 0, 2)]} for name in (first, last)]
+        return {"merge_method": "passthrough", "slices": slices}
+
+    merge(family, tmp_path / "untied", stacked("base", str(tied)))
+    made, embedding = read_tensors(tmp_path / "untied"), read_tensors(tied)["model.embed_tokens.weight"]
+    assert made["lm_head.weight"] == embedding
+    result = merge(family, tmp_path / "tied", stacked(str(tied), "base"))
+    assert "lm_head.weight" not in read_tensors(tmp_path / "tied")
+    assert any("not written: lm_head.weight" in note for note in result["notes"])
+
+
+def test_a_model_without_what_the_first_needs_is_refused(family: Path, tmp_path: Path) -> None:
+    """The final norm comes from the last slice; a model that has none cannot give it."""
+    odd = changed(family, tmp_path, "expert1", {"model.norm.weight": None})
+    slices = [{"sources": [source(family, "base", 0, 2)]}, {"sources": [source(family, str(odd), 0, 2)]}]
+    with pytest.raises(IncompatibleModels, match=r"1 tensors are in no slice's model.*: model\.norm\.weight"):
+        merge(family, tmp_path / "out", {"merge_method": "passthrough", "slices": slices})
+
+
+def test_layers_the_config_does_not_count_are_said(family: Path, tmp_path: Path) -> None:
+    """Prediction layers numbered after the last are not stacked, and not dropped in silence."""
+    odd = changed(family, tmp_path, "expert1", {}, num_hidden_layers=3, layer_types=["x"] * 3)
+    document = {"merge_method": "passthrough", "slices": [{"sources": [source(family, str(odd), 0, 3)]}]}
+    result = merge(family, tmp_path / "out", document)
+    assert any("layers the config does not count: not written" in note for note in result["notes"])
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_hidden_layers"] == 3

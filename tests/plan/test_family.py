@@ -317,3 +317,57 @@ def test_every_error_is_in_the_message() -> None:
 def test_a_finding_reads_as_a_line() -> None:
     """Severity, model, message."""
     assert str(Finding(Severity.WARNING, "a", "odd")) == "warning: a: odd"
+
+
+TOWER = {f"vision_tower.layers.{n}.mlp.fc1.weight": (4, 4) for n in range(3)}
+LLAVA = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "text_config": {"model_type": "llama", "vocab_size": 10, "tie_word_embeddings": False},
+    "vision_config": {"model_type": "clip_vision_model"},
+}
+
+
+@pytest.mark.parametrize(
+    ("plain", "text", "allowed"),
+    [("llama", "llama", True), ("qwen3_moe", "qwen3_vl_moe_text", True), ("gemma3_text", "gemma3_text", True),
+     ("llama", "mllama_text_model", False), ("mistral", "llama", False), (None, "llama", False)],
+)  # fmt: skip
+def test_a_language_model_meets_the_multimodal_model_it_is_in(plain: str | None, text: str, allowed: bool) -> None:
+    """Architectures may differ if one is multimodal and its language model is of the other's type."""
+    whole = {**LLAVA, "text_config": {"model_type": text, "vocab_size": 10, "tie_word_embeddings": False}}
+    base, expert = model("base", TOWER, whole), model("a", None, {**LLAMA, "model_type": plain})
+    for one, other in ((base, expert), (expert, base)):
+        family = align(one, [other], FamilyRules())
+        found = about(family, Severity.WARNING if allowed else Severity.ERROR)
+        assert any("architectures" in message for message in found)
+        assert not allowed or not family.errors
+
+
+def test_a_part_the_expert_lacks_whole_is_the_bases() -> None:
+    """A tower that is missing whole needs no rule; of one that is there in part, what is missing stops the run."""
+    family = align(model("base", TOWER, LLAVA), [model("a", None, {})], FamilyRules())
+    require_aligned(family)
+    (message,) = about(family, Severity.WARNING)
+    assert message.startswith("a: has nothing of the base's vision: 3 tensors are merged without it, vision_tower")
+    maimed = {name: shape if "layers.0." in name else None for name, shape in TOWER.items()}
+    family = align(model("base", TOWER, LLAVA), [model("a", maimed, {})], FamilyRules())
+    assert [message[:43] for message in about(family, Severity.ERROR)] == [
+        "a: 2 of the base's 7 tensors are missing: v"
+    ]
+
+
+FUSED = {"model.layers.0.mlp.experts.up_proj": (2, 4, 4)}
+SINGLE = {f"model.layers.0.mlp.experts.{n}.up_proj.weight": (4, 4) for n in range(2)}
+
+
+@pytest.mark.parametrize("rules", [FamilyRules(), FamilyRules(missing=MissingRule.SKIP)])
+@pytest.mark.parametrize(("mine", "theirs"), [(FUSED, SINGLE), (SINGLE, FUSED)])
+def test_layouts_of_experts_that_differ_are_an_error_of_their_own(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], rules: FamilyRules
+) -> None:
+    """It names both layouts; skipping what is missing is no way out, since it would skip every expert."""
+    family = align(model("base", mine), [model("a", theirs)], rules)
+    (message,) = about(family, Severity.ERROR)
+    for word in ("fused", "one by one", *list(mine)[:1], *list(theirs)[:1]):
+        assert word in message
+    assert not about(family, Severity.WARNING)

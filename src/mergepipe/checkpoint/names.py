@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,15 +16,17 @@ from mergepipe.errors import IncompatibleModels
 class Role:
     """What one tensor is in its model.
 
-    `layer` is None outside the layer stack. `component` is one of `embed`, `lm_head`, `norm`, `attn.q`, `attn.k`,
+    `layer` is None outside every stack of layers. `component` is one of `embed`, `lm_head`, `norm`, `attn.q`, `attn.k`,
     `attn.v`, `attn.o`, `attn.qkv`, `mlp.gate`, `mlp.up`, `mlp.gate_up`, `mlp.down`, `moe.router`,
     `moe.expert.N.gate` (`up`, `gate_up`, `down`; N is `*` where all experts share a tensor), `buffer`, `other`.
-    `row_multiple` is how many rows belong together: an attention head's rows, else 1.
+    `row_multiple` is how many rows belong together: an attention head's rows, else 1. `part` is the word by which a
+    tensor beside the language model is known (`vision`, `projector`, …: see `part_beside`), "" for the language model.
     """
 
     layer: int | None
     component: str
     row_multiple: int = 1
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class PrefixRule:
 class NameMatch:
     """`mapping` is base name → expert name; `missing` are base names, `extra` expert names, without a partner.
 
-    `rule` says in words how prefixes were reconciled; None if the names agree as they are.
+    `rule` says in words how prefixes were reconciled, part by part; None if the names agree as they are.
     """
 
     mapping: Mapping[str, str]
@@ -58,7 +61,15 @@ class NameMatch:
 
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)(?:\.|$)")
-_EXPERT: Final = re.compile(r"(?:^|\.)experts\.(?:(\d+)\.)?(?=[^.]+$)")
+_EXPERT: Final = re.compile(r"(?:^|\.)experts\.(?:(\d+)\.)?(?:mlp\.)?(?=[^.]+$)")
+# Modules beside the language model, by the word in their name; `mtp` are the layers that predict further tokens.
+_BESIDE: Final[Mapping[str, str]] = {
+    "vision": "vision", "visual": "vision", "image": "vision", "img": "vision", "vit": "vision", "video": "vision",
+    "audio": "audio", "speech": "audio", "talker": "talker", "token2wav": "token2wav",
+    "projector": "projector", "connector": "projector", "aligner": "projector", "resampler": "projector",
+    "multi_modal": "projector", "multimodal": "projector", "mm": "projector", "mtp": "mtp",
+}  # fmt: skip
+_BESIDE_WORD: Final = re.compile(rf"(?:^|[._])({'|'.join(sorted(_BESIDE, key=len, reverse=True))})(?=[._]|$)")
 _ATTENTION: Final = re.compile(r"(?:^|\.)(?:\w*attn|\w*attention|mixer)(?:\.|$)", re.IGNORECASE)
 _ENDINGS: Final = re.compile(r"\.(?:weight|bias)$|_(?:weight|bias)$")
 
@@ -88,6 +99,8 @@ _BUFFERS: Final = re.compile(
     r")$"
 )
 
+_TEXT_PARTS: Final = ("text_config", "llm_config", "language_config")
+
 _UNCHANGED: Final = PrefixRule("", "")
 _PREFIX_RULES: Final = tuple(
     PrefixRule(strip, add)
@@ -97,6 +110,7 @@ _PREFIX_RULES: Final = tuple(
         ("", "language_model."),
         ("model.", "language_model.model."),
         ("model.", "model.language_model."),
+        ("language_model.model.", "model.language_model."),
     ]
     for strip, add in [(one, other), (other, one)]
 )
@@ -106,12 +120,54 @@ def parse_role(name: str, shape: Sequence[int], config: Mapping[str, Any]) -> Ro
     """The role of tensor `name`; heads are looked up in `config` (parsed config.json, its text part included)."""
     found = _LAYER.search(name)
     layer = int(found[1]) if found else None
+    part = part_beside(name)
     component = _component(name, layer)
+    if part and component in ("embed", "lm_head"):
+        component = "other"  # its rows are not the language model's vocabulary
     if component in _BY_HEAD and shape:
         head = _head_dim(_part_of_config(name, config))
         if head and shape[0] and shape[0] % head == 0:
-            return Role(layer, component, head)
-    return Role(layer, component)
+            return Role(layer, component, head, part)
+    return Role(layer, component, part=part)
+
+
+def part_beside(name: str) -> str:
+    """Which part beside the language model a tensor is in; "" for the language model itself.
+
+    One of `vision`, `audio`, `talker`, `token2wav`, `projector` (between a tower and the language model) and
+    `mtp` (layers that predict further tokens).
+    """
+    # A module inside a layer of the language model is the language model's, whatever it is called.
+    found = _LAYER.search(name)
+    word = _BESIDE_WORD.search(name if found is None else name[: found.start(1)])
+    return "" if word is None else _BESIDE[word[1]]
+
+
+def layer_place(name: str) -> tuple[str, int] | None:
+    """The stack a tensor's layer is in, and the layer's number: `("model.layers", 3)`. None outside every stack."""
+    found = _LAYER.search(name)
+    return None if found is None else (name[: found.start(1) - 1], int(found[1]))
+
+
+def expert_layout(name: str) -> str | None:
+    """How a mixture's experts are stored where the tensor is theirs: "fused" or "one by one"; None for any other."""
+    found = _EXPERT.search(_ENDINGS.sub("", name))
+    if found is None or layer_place(name) is None:
+        return None
+    return "fused" if found[1] is None else "one by one"
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a parsed config.json that describes the language model: all of it, unless it is composite."""
+    key = text_key(config)
+    part = config if key is None else config[key]
+    assert isinstance(part, Mapping)
+    return part
+
+
+def text_key(config: Mapping[str, Any]) -> str | None:
+    """The key of a composite config's language model; None if the config is of one."""
+    return next((key for key in _TEXT_PARTS if isinstance(config.get(key), Mapping)), None)
 
 
 def with_layer(name: str, layer: int) -> str:
@@ -156,14 +212,41 @@ def match_names(base: Checkpoint, expert: Checkpoint) -> NameMatch:
     Raises `IncompatibleModels`, naming both models, if no or no single prefix rule pairs them.
     """
     try:
-        rule = prefix_between(base.tensors, expert.tensors)
+        mapping, rules = pair_names(base.tensors, expert.tensors)
     except IncompatibleModels as error:
         raise IncompatibleModels(f"{expert.ref} against {base.ref}: {error}") from error
-    mapping = _pairs(base.tensors, expert.tensors, rule or _UNCHANGED)
     used = set(mapping.values())
     missing = tuple(name for name in base.tensors if name not in mapping)
     extra = tuple(name for name in expert.tensors if name not in used)
-    return NameMatch(mapping, missing, extra, str(rule) if rule else None)
+    return NameMatch(mapping, missing, extra, "; ".join(map(str, rules)) or None)
+
+
+def pair_names(base_names: Iterable[str], expert_names: Iterable[str]) -> tuple[dict[str, str], tuple[PrefixRule, ...]]:
+    """Base name → expert name, in the base's order, and the prefix rules it took beside equal names.
+
+    The rule that pairs most comes first. What it leaves over on both sides (a tower, a head: the parts of a
+    multimodal model have prefixes of their own) is paired by equal names, then by any rule, where only one
+    partner is possible. Raises `IncompatibleModels` as `prefix_between` does for the first.
+    """
+    base, expert = list(base_names), list(expert_names)
+    first = prefix_between(base, expert)
+    mapping = _pairs(base, set(expert), first or _UNCHANGED)
+    used = set(mapping.values())
+    mapping |= _pairs(
+        [name for name in base if name not in mapping], {name for name in expert if name not in used}, _UNCHANGED
+    )
+    used = set(mapping.values())
+    rest = {name for name in expert if name not in used}
+    found = {rule: _pairs([name for name in base if name not in mapping], rest, rule) for rule in _PREFIX_RULES}
+    links = {pair for pairs in found.values() for pair in pairs.items()}
+    sides = Counter(side for name, there in links for side in ((0, name), (1, there)))
+    rules = [] if first is None else [first]
+    for rule, pairs in found.items():
+        alone = {name: there for name, there in pairs.items() if sides[0, name] == sides[1, there] == 1}
+        if alone:
+            mapping |= alone
+            rules.append(rule)
+    return {name: mapping[name] for name in base if name in mapping}, tuple(dict.fromkeys(rules))
 
 
 def _pairs(base: Iterable[str], expert: Container[str], rule: PrefixRule) -> dict[str, str]:
@@ -193,7 +276,8 @@ def _component(name: str, layer: int | None) -> str:
         return f"moe.expert.{expert[1] or '*'}.{component.removeprefix('mlp.')}"
     if component:
         return component
-    if module == "gate" and layer is not None:  # Mixtral, Qwen and DeepSeek name the router so
+    # Mixtral, Qwen and DeepSeek name the router so; the second is the bias of its scores.
+    if module in ("gate", "e_score_correction") and layer is not None:
         return "moe.router"
     in_layer = parent.rpartition(f".{layer}.")[2] if layer is not None else parent
     if _ATTENTION.search(in_layer):
@@ -203,18 +287,11 @@ def _component(name: str, layer: int | None) -> str:
 
 def _part_of_config(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a composite config that describes the module of tensor `name`."""
-    lowered = name.lower()
-    if "vision" in lowered or "visual" in lowered:
-        wanted: tuple[str, ...] = ("vision_config",)
-    elif "audio" in lowered:
-        wanted = ("audio_config",)
-    else:
-        wanted = ("text_config", "llm_config", "language_config")
-    for key in wanted:
-        part = config.get(key)
-        if isinstance(part, Mapping):
-            return part
-    return config
+    part = part_beside(name)
+    if part in ("vision", "audio"):
+        own = config.get(f"{part}_config")
+        return own if isinstance(own, Mapping) else config
+    return text_part(config)
 
 
 def _head_dim(config: Mapping[str, Any]) -> int | None:

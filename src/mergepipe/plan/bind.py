@@ -78,7 +78,7 @@ def _bind_tensor(recipe: Recipe, composition: Composition, operator: Operator, t
         parameters=settle(globals_, tensor.shared, "parameters"),
         reference=reference,
         row_multiple=tensor.row_multiple,
-        role=role.component if role.layer is None else f"layer {role.layer} {role.component}",
+        role=" ".join(filter(None, (role.part, "" if role.layer is None else f"layer {role.layer}", role.component))),
         base_input=tensor.base_input,
         copied=tensor.copied,
     )

@@ -8,16 +8,22 @@ from pathlib import PurePath
 from typing import Any
 
 from mergepipe.checkpoint.model import Checkpoint, TensorInfo
-from mergepipe.checkpoint.names import is_derived_buffer, parse_role, prefix_between, with_layer
+from mergepipe.checkpoint.names import is_derived_buffer, layer_place, pair_names, parse_role, part_beside, with_layer
 from mergepipe.errors import IncompatibleModels, RecipeError
 from mergepipe.operators.contract import Grain, Operator, takes_base_as_input
-from mergepipe.plan.family import Family, FamilyRules, Finding, Severity, align, expert_part
+from mergepipe.plan.family import (
+    Family,
+    FamilyRules,
+    Finding,
+    Severity,
+    align,
+    expert_part,
+    extra_findings,
+    listed,
+    missing_findings,
+)
+from mergepipe.plan.stacks import layer_position, require_text_stack, restacked_config, stacks_of
 from mergepipe.recipe.model import InputModel, ModelRef, OutputSlice, Recipe, Settings, SliceSource, TokenizerSpec
-
-# How configs of different architectures call the number of layers.
-_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-# Towers beside the language model keep their own layers: slices do not cut them.
-_TOWERS = ("vision", "visual", "audio", "image", "speech")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +50,11 @@ class Term:
 class OutputTensor:
     """One output tensor and what it is made from.
 
-    `place` is where its layer lies in its slice, from 0 (first, or in no layer) to 1: gradients are
-    read there. `reference` holds the base's own settings where the base is an input; `shared` those
-    of the merge. `row_multiple` is how many rows a block keeps together: a head's, or all of a vector
-    where the method looks at whole rows.
+    `place` is where its layer lies in its slice (of whole models in its stack: a tower's layers are
+    one of their own), from 0 (first, or in no layer) to 1: gradients are read there. `reference` holds
+    the base's own settings where the base is an input; `shared` those of the merge. `row_multiple` is
+    how many rows a block keeps together: a head's, or all of a vector where the method looks at whole
+    rows.
     """
 
     name: str
@@ -136,7 +143,7 @@ def compose_models(
 ) -> Composition:
     """Whole models: every tensor of the base, merged with the part each expert has in it."""
     config = family.base.config
-    layers = 1 + max((_layer(name, config) or 0 for name in family.base.tensors), default=0)
+    stacks = stacks_of(family.base)
     tensors = []
     for aligned in family.tensors:
         terms = tuple(
@@ -151,7 +158,7 @@ def compose_models(
                 base_input=0,
                 terms=terms,
                 copied=aligned.copied,
-                place=_place(_layer(aligned.base.name, config), layers),
+                place=stacks.place(aligned.base.name),
                 reference=None if reference is None else (reference, shared),
                 shared=(shared,),
                 row_multiple=rows_together(aligned.base.name, aligned.base.shape, config, grain),
@@ -178,54 +185,145 @@ class _Slicer:
             Finding(Severity.NOTE, model.ref, note) for model in models for note in model.notes
         ]
         self._renamers: dict[tuple[int, int], Callable[[str], str]] = {}
+        self._stacks = [stacks_of(model) for model in models]
+        for model, stacks in zip(models, self._stacks, strict=True):
+            require_text_stack(model, stacks)
+        # Of each model in turn: names it was to give and has not, its tensors of the layers taken, those in use.
+        self._missing: list[dict[str, None]] = [{} for _ in models]
+        self._offered: list[dict[str, None]] = [{} for _ in models]
+        self._used: list[set[str]] = [set() for _ in models]
 
     def compose(self) -> Composition:
         """Layers slice by slice; what is in no layer comes from the first slice, final norm and head from the last."""
         slices = self._recipe.slices
-        donor = self._models[0]
-        tensors: list[OutputTensor] = []
+        layers: list[OutputTensor] = []
         origins: list[tuple[int, int]] = []
-        tensors += self._outer(slices[0], last=False)
         for each in slices:
             first, stop = _range(each.sources[0])
             for offset in range(stop - first):
-                place = _place(offset, stop - first)
-                reference, origin = self._layer(each, offset, len(origins), place)
-                tensors += reference
+                layer, origin = self._layer(each, offset, len(origins), layer_position(offset, stop - first))
+                layers += layer
                 origins.append(origin)
-        tensors += self._outer(slices[-1], last=True)
-        return Composition(
-            self._models, tuple(tensors), tuple(self._findings), _layer_config(donor, self._models, origins)
-        )
+        tensors = [*self._outer(slices[0], last=False), *layers, *self._outer(slices[-1], last=True)]
+        tensors += self._completed({tensor.name for tensor in tensors})
+        config, unsaid = restacked_config(self._models[0].config, [model.config for model in self._models], origins)
+        for key in unsaid:
+            message = f"config.json: {key} cannot describe the layers as they are stacked; check the model's config"
+            self._findings.append(Finding(Severity.WARNING, self._models[0].ref, message))
+        self._report_differences()
+        return Composition(self._models, tuple(tensors), tuple(self._findings), config)
 
-    def _outer(self, each: OutputSlice, last: bool) -> Iterator[OutputTensor]:
-        """Tensors in no layer. Final norm and head belong to the last slice, all others to the first."""
-        number, _ = self._reference(each)
+    def _completed(self, made: set[str]) -> Iterator[OutputTensor]:
+        """What the first model has outside its layers, and the slices' models have not.
+
+        A head that is tied there is made from the embedding; a part beside the language model, and what a
+        model computes itself, is copied. Anything else is an error.
+        """
+        donor, slices = self._models[0], self._recipe.slices
+        last, _ = self._reference(slices[-1])
+        lacking: dict[Severity, list[str]] = {Severity.NOTE: [], Severity.ERROR: []}
+        for name in (*self._outside(0, last=False), *self._outside(0, last=True)):
+            if name in made:
+                continue
+            tensor = donor.tensors[name]
+            is_head = parse_role(name, tensor.shape, donor.config).component == "lm_head"
+            tied = self._tied_head(last, tensor) if is_head else None
+            if tied is not None:
+                message = f"{name} is tied there: its embedding {tied.name} is the output's head"
+                self._findings.append(Finding(Severity.NOTE, self._models[last].ref, message))
+                yield self._tensor(slices[-1], tied, name, None, 0.0)
+                continue
+            own = bool(part_beside(name)) or is_derived_buffer(name)
+            lacking[Severity.NOTE if own else Severity.ERROR].append(name)
+            if own:
+                yield OutputTensor(name, tensor, 0, (), copied=True, place=0.0, reference=None, shared=())
+        for severity, names in lacking.items():
+            if names:
+                how = "copied from here" if severity is Severity.NOTE else "and without them there is no whole model"
+                message = f"{len(names)} tensors are in no slice's model, {how}: {listed(names)}"
+                self._findings.append(Finding(severity, donor.ref, message))
+
+    def _tied_head(self, number: int, head: TensorInfo) -> TensorInfo | None:
         model = self._models[number]
         for name, tensor in model.tensors.items():
-            role = parse_role(name, tensor.shape, model.config)
-            if _in_stack(name, model.config):
-                continue
-            if (role.component in ("norm", "lm_head") and role.layer is None) == last:
-                yield self._tensor(each, tensor, self._rename(0, number)(name), None, 0.0)
+            if parse_role(name, tensor.shape, model.config).component == "embed" and tensor.shape == head.shape:
+                return tensor
+        return None
+
+    def _report_differences(self) -> None:
+        """Say what models lack of the tensors they were to be a part of, and which of their own have no place."""
+        for number, model in enumerate(self._models):
+            missing, used = list(self._missing[number]), self._used[number]
+            if missing:
+                self._findings += missing_findings(self._models[0], model, missing, self._rules)
+            extra = [name for name in self._offered[number] if name not in used and not is_derived_buffer(name)]
+            self._findings += extra_findings(model, extra)
+            beyond = [
+                name
+                for name in model.tensors
+                if (layer := self._stacks[number].layer(name)) is not None and layer >= self._stacks[number].depth
+            ]
+            left = [name for name in beyond if name not in used]
+            if left:
+                message = f"{left[0]} and {len(left) - 1} more are of layers the config does not count: not written"
+                self._findings.append(Finding(Severity.WARNING, model.ref, message))
+
+    def _outer(self, each: OutputSlice, last: bool) -> list[OutputTensor]:
+        """Tensors in no layer of the language model, those that follow its layers from the last slice.
+
+        The output is a model like the first: what that one has no place for is not written.
+        """
+        number, source = self._reference(each)
+        model, donor = self._models[number], self._models[0]
+        named = {name: self._rename(0, number)(name) for name in self._outside(number, last)}
+        strange = [name for name, out in named.items() if out not in donor.tensors]
+        if strange:
+            message = (
+                f"{len(strange)} tensors are not in {donor.ref}, which the output is like, and not written: "
+                f"{listed(strange)}"
+            )
+            self._findings.append(Finding(Severity.WARNING, model.ref, message))
+        for other in each.sources:
+            if other is not source:
+                self._offered[self._input(other.model)] |= dict.fromkeys(self._outside(self._input(other.model), last))
+        return [
+            self._tensor(each, model.tensors[name], out, None, 0.0)
+            for name, out in named.items()
+            if out in donor.tensors
+        ]
+
+    def _outside(self, number: int, last: bool) -> Iterator[str]:
+        """Names outside the layers of a model's language model: those that follow the layers, or the others."""
+        model, stacks = self._models[number], self._stacks[number]
+        for name, tensor in model.tensors.items():
+            place = layer_place(name)
+            inside = place is not None and place[0] == stacks.text
+            if not inside and stacks.follows(name, tensor.shape, model.config) == last:
+                yield name
 
     def _layer(
         self, each: OutputSlice, offset: int, out_layer: int, place: float
     ) -> tuple[list[OutputTensor], tuple[int, int]]:
         number, source = self._reference(each)
-        model = self._models[number]
         layer = _range(source)[0] + offset
-        inside = [
-            t
-            for name, t in model.tensors.items()
-            if _in_stack(name, model.config) and _layer(name, model.config) == layer
-        ]
+        inside = self._of_layer(number, layer)
         if not inside:
-            have = 1 + max((_layer(name, model.config) or 0 for name in model.tensors), default=-1)
-            message = f"layer_range {list(_range(source))}: there is no layer {layer} (layers 0 to {have - 1} exist)"
-            self._findings.append(Finding(Severity.ERROR, model.ref, message))
+            depth = self._stacks[number].depth
+            message = f"layer_range {list(_range(source))}: there is no layer {layer} (layers 0 to {depth - 1} exist)"
+            self._findings.append(Finding(Severity.ERROR, self._models[number].ref, message))
+        for other in each.sources:
+            if other is not source:
+                self._offer(self._input(other.model), _range(other)[0] + offset)
         named = [(tensor, with_layer(self._rename(0, number)(tensor.name), out_layer)) for tensor in inside]
         return [self._tensor(each, tensor, name, offset, place) for tensor, name in named], (number, layer)
+
+    def _of_layer(self, number: int, layer: int) -> list[TensorInfo]:
+        stacks = self._stacks[number]
+        return [tensor for name, tensor in self._models[number].tensors.items() if stacks.layer(name) == layer]
+
+    def _offer(self, number: int, layer: int) -> None:
+        """Note the tensors of a layer that a slice names, so that none is left over in silence."""
+        self._offered[number] |= dict.fromkeys(tensor.name for tensor in self._of_layer(number, layer))
 
     def _tensor(self, each: OutputSlice, base: TensorInfo, name: str, offset: int | None, place: float) -> OutputTensor:
         number, reference = self._reference(each)
@@ -241,15 +339,16 @@ class _Slicer:
             if offset is not None:
                 there = with_layer(there, _range(source)[0] + offset)
             found = self._models[other].tensors.get(there)
+            self._used[other].add(there)
             if found is None:
-                message = f"{there} is missing: output tensor {name} is made from it"
-                self._findings.append(Finding(Severity.ERROR, self._models[other].ref, message))
+                self._missing[other][there] = None
                 continue
             part, finding = expert_part(self._models[number], self._models[other], base, found, self._rules)
             if finding is not None:
                 self._findings.append(finding)
             if part is not None:
                 terms.append(Term(other, part.tensor, part.elements, (source.parameters, *shared), position))
+        self._used[number].add(base.name)
         is_input = self._base(each) is None or takes_base_as_input(self._operator)
         return OutputTensor(
             name=name,
@@ -291,15 +390,26 @@ class _Slicer:
         source, target = (other, one) if back else (one, other)
         key = (source, target)
         if key not in self._renamers:
-            names = [with_layer(name, 0) for name in self._models[source].tensors]
-            theirs = [with_layer(name, 0) for name in self._models[target].tensors]
-            try:
-                rule = None if source == target else prefix_between(names, theirs)
-            except IncompatibleModels as error:
-                message = f"{self._models[source].ref} against {self._models[target].ref}: {error}"
-                raise IncompatibleModels(message) from error
-            self._renamers[key] = rule if rule is not None else str
+            self._renamers[key] = str if source == target else self._renamer(source, target)
         return self._renamers[key]
+
+    def _renamer(self, source: int, target: int) -> Callable[[str], str]:
+        # Models of unlike depth are one family here: names are paired without their layers' numbers.
+        names = dict.fromkeys(with_layer(name, 0) for name in self._models[source].tensors)
+        theirs = dict.fromkeys(with_layer(name, 0) for name in self._models[target].tensors)
+        try:
+            pairs, rules = pair_names(names, theirs)
+        except IncompatibleModels as error:
+            message = f"{self._models[source].ref} against {self._models[target].ref}: {error}"
+            raise IncompatibleModels(message) from error
+
+        def rename(name: str) -> str:
+            place = layer_place(name)
+            numberless = with_layer(name, 0)
+            there = pairs.get(numberless, rules[0](numberless) if rules else numberless)
+            return there if place is None else with_layer(there, place[1])
+
+        return rename
 
 
 def _refuse_unsupported(recipe: Recipe) -> None:
@@ -324,42 +434,3 @@ def _range(source: SliceSource) -> tuple[int, int]:
     if source.layer_range is None:
         raise RecipeError(f"slices: {source.model} needs a layer_range: [first, end]")
     return source.layer_range
-
-
-def _layer(name: str, config: Mapping[str, Any]) -> int | None:
-    return parse_role(name, (), config).layer
-
-
-def _in_stack(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a tensor is in a layer of the language model itself."""
-    return _layer(name, config) is not None and not any(word in name for word in _TOWERS)
-
-
-def _place(layer: int | None, layers: int) -> float:
-    """As mergekit places a layer: the only layer of a slice at the end, what is in no layer at the start."""
-    if layer is None:
-        return 0.0
-    return layer / (layers - 1) if layers > 1 else 1.0
-
-
-def _layer_config(
-    donor: Checkpoint, models: Sequence[Checkpoint], origins: Sequence[tuple[int, int]]
-) -> dict[str, Any]:
-    """What the donor's config must say of the layers: how many there are, and of what type each is."""
-    overrides: dict[str, Any] = {}
-    for key in _LAYER_COUNTS:
-        if _stated(donor.config, key) is not None:
-            overrides[key] = len(origins)
-    if isinstance(_stated(donor.config, "layer_types"), list):
-        types = []
-        for number, layer in origins:
-            own = _stated(models[number].config, "layer_types")
-            types.append(own[layer] if isinstance(own, list) and layer < len(own) else None)
-        if all(kind is not None for kind in types):
-            overrides["layer_types"] = types
-    return overrides
-
-
-def _stated(config: Mapping[str, Any], key: str) -> Any:
-    nested = config.get("text_config")
-    return config[key] if key in config else nested.get(key) if isinstance(nested, Mapping) else None

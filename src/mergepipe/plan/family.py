@@ -9,7 +9,15 @@ from enum import Enum
 from typing import Any
 
 from mergepipe.checkpoint.model import Checkpoint, TensorInfo
-from mergepipe.checkpoint.names import NameMatch, is_derived_buffer, match_names, parse_role
+from mergepipe.checkpoint.names import (
+    NameMatch,
+    expert_layout,
+    is_derived_buffer,
+    match_names,
+    parse_role,
+    part_beside,
+    text_part,
+)
 from mergepipe.errors import IncompatibleModels
 
 _LISTED = 8
@@ -93,7 +101,8 @@ def align(base: Checkpoint, experts: Sequence[Checkpoint], rules: FamilyRules) -
     """Align by name and shape. Never raises for what models contain: it is in `findings`.
 
     The output has the base's tensors: what only an expert has is reported and not written, what an
-    expert lacks stops the run, or is merged without it.
+    expert lacks stops the run, or is merged without it. A part beside the language model (a vision
+    tower, say) that an expert lacks whole is merged without it in any case, and that is reported.
     """
     findings = [Finding(Severity.NOTE, model.ref, note) for model in (base, *experts) for note in model.notes]
     findings += _base_findings(base)
@@ -109,7 +118,7 @@ def align(base: Checkpoint, experts: Sequence[Checkpoint], rules: FamilyRules) -
         tensors.append(AlignedTensor(tensor, parts, copied))
     buffers = [tensor.base.name for tensor in tensors if tensor.copied]
     if buffers:
-        findings.append(Finding(Severity.NOTE, base.ref, f"copied from the base, never merged: {_listed(buffers)}"))
+        findings.append(Finding(Severity.NOTE, base.ref, f"copied from the base, never merged: {listed(buffers)}"))
     return Family(base, tuple(experts), tuple(tensors), tuple(findings))
 
 
@@ -156,10 +165,27 @@ def _align_expert(
         Finding(Severity.NOTE, expert.ref, f"{count} tensors are stored as {kind}; read exactly as stored")
         for kind, count in sorted(retyped.items())
     ]
-    if missing:
-        findings.append(_missing_finding(base, expert, missing, rules))
+    layout = _layout_finding(expert, missing, match.extra)
+    if layout is not None:
+        return column, [*findings, layout]
+    findings += missing_findings(base, expert, missing, rules)
     findings += _extra_findings(base, expert, match)
     return column, findings
+
+
+def _layout_finding(expert: Checkpoint, missing: Sequence[str], extra: Sequence[str]) -> Finding | None:
+    """The error for experts of a layer that are fused into one tensor in one model, and one by one in the other."""
+    mine = {layout: name for name in reversed(missing) if (layout := expert_layout(name)) is not None}
+    theirs = {layout: name for name in reversed(extra) if (layout := expert_layout(name)) is not None}
+    for layout, name in mine.items():
+        other = next((each for each in theirs if each != layout), None)
+        if other is not None:
+            message = (
+                f"the experts of a layer are stored {other} ({theirs[other]}), the base's {layout} ({name}); "
+                "save one of the two models in the other's layout"
+            )
+            return Finding(Severity.ERROR, expert.ref, message)
+    return None
 
 
 def _tied_head(base: Checkpoint, expert: Checkpoint, match: NameMatch, name: str) -> TensorInfo | None:
@@ -198,11 +224,24 @@ def expert_part(
     return ExpertPart(found, common * row), Finding(Severity.WARNING, expert.ref, message)
 
 
-def _missing_finding(base: Checkpoint, expert: Checkpoint, missing: list[str], rules: FamilyRules) -> Finding:
-    what = f"{len(missing)} of the base's {len(base.tensors)} tensors are missing: {_listed(missing)}"
-    if rules.missing is MissingRule.SKIP:
-        return Finding(Severity.WARNING, expert.ref, f"{what}; those are merged without it")
-    return Finding(Severity.ERROR, expert.ref, f"{what}; --missing skip merges those without it")
+def missing_findings(base: Checkpoint, expert: Checkpoint, missing: Sequence[str], rules: FamilyRules) -> list[Finding]:
+    """What is to be said of the base's tensors that an expert lacks."""
+    held = {part_beside(name) for name in expert.tensors} | {""}
+    beside = [name for name in missing if part_beside(name) not in held]
+    rest = [name for name in missing if part_beside(name) in held]
+    findings = []
+    if beside:
+        parts = ", ".join(sorted({part_beside(name) for name in beside}))
+        message = f"has nothing of the base's {parts}: {len(beside)} tensors are merged without it, {listed(beside)}"
+        findings.append(Finding(Severity.WARNING, expert.ref, message))
+    if rest:
+        what = f"{len(rest)} of the base's {len(base.tensors)} tensors are missing: {listed(rest)}"
+        if rules.missing is MissingRule.SKIP:
+            findings.append(Finding(Severity.WARNING, expert.ref, f"{what}; those are merged without it"))
+        else:
+            message = f"{what}; --missing skip merges those without it"
+            findings.append(Finding(Severity.ERROR, expert.ref, message))
+    return findings
 
 
 def _extra_findings(base: Checkpoint, expert: Checkpoint, match: NameMatch) -> list[Finding]:
@@ -219,13 +258,19 @@ def _extra_findings(base: Checkpoint, expert: Checkpoint, match: NameMatch) -> l
         else:
             message = f"{name} is redundant (tied to the embedding, as in the base) and is not written"
             findings.append(Finding(Severity.NOTE, expert.ref, message))
-    if extra:
-        message = f"{len(extra)} tensors are not in the base and are not written: {_listed(extra)}"
-        findings.append(Finding(Severity.WARNING, expert.ref, message))
+    findings += extra_findings(expert, extra)
     ignored = [name for name in match.extra if is_derived_buffer(name)]
     if ignored:
-        findings.append(Finding(Severity.NOTE, expert.ref, f"derived buffers ignored: {_listed(ignored)}"))
+        findings.append(Finding(Severity.NOTE, expert.ref, f"derived buffers ignored: {listed(ignored)}"))
     return findings
+
+
+def extra_findings(expert: Checkpoint, extra: Sequence[str]) -> list[Finding]:
+    """What is to be said of an expert's tensors that the base has no place for."""
+    if not extra:
+        return []
+    message = f"{len(extra)} tensors are not in the base and are not written: {listed(extra)}"
+    return [Finding(Severity.WARNING, expert.ref, message)]
 
 
 def _base_findings(base: Checkpoint) -> list[Finding]:
@@ -243,8 +288,14 @@ def _config_findings(base: Checkpoint, expert: Checkpoint) -> list[Finding]:
     findings = []
     mine, theirs = base.config.get("architectures"), expert.config.get("architectures")
     if mine and theirs and mine != theirs:
-        message = f"config.json: architectures {theirs}, the base has {mine}: these models share no coordinate system"
-        findings.append(Finding(Severity.ERROR, expert.ref, message))
+        if _one_is_the_others_text(base.config, expert.config):
+            message = f"config.json: architectures {theirs}, the base has {mine}: only the language models are merged"
+            findings.append(Finding(Severity.WARNING, expert.ref, message))
+        else:
+            message = (
+                f"config.json: architectures {theirs}, the base has {mine}: these models share no coordinate system"
+            )
+            findings.append(Finding(Severity.ERROR, expert.ref, message))
     for key in (
         "rope_theta",
         "rope_scaling",
@@ -260,14 +311,30 @@ def _config_findings(base: Checkpoint, expert: Checkpoint) -> list[Finding]:
     return findings
 
 
+def _one_is_the_others_text(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether one config is of a multimodal model, the other of a language model such as is in it.
+
+    The type of a multimodal model's language part has the words of the plain model's: `qwen3_vl_moe_text`
+    those of `qwen3_moe`.
+    """
+    if _is_multimodal(one) == _is_multimodal(other):
+        return False
+    whole, plain = (one, other) if _is_multimodal(one) else (other, one)
+    kinds = text_part(whole).get("model_type"), plain.get("model_type")
+    words = [set(str(kind).split("_")) if kind else set() for kind in kinds]
+    return bool(words[1]) and words[1] <= words[0] | {"text"}
+
+
+def _is_multimodal(config: Mapping[str, Any]) -> bool:
+    return any(isinstance(config.get(f"{part}_config"), Mapping) for part in ("vision", "audio"))
+
+
 def _flag(config: Mapping[str, Any], key: str) -> Any:
-    """A config value at the top or in the text part of a multimodal config."""
-    if key in config:
-        return config[key]
-    nested = config.get("text_config")
-    return nested.get(key) if isinstance(nested, Mapping) else None
+    """A config value at the top or in the language model's part of a composite config."""
+    return config[key] if key in config else text_part(config).get(key)
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     shown = ", ".join(names[:_LISTED])
     return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"

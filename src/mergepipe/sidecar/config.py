@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from mergepipe.checkpoint.names import text_key
 from mergepipe.core.dtypes import torch_name
 
 # transformers 5 writes the first, older versions the second; both read both.
@@ -19,16 +20,16 @@ def output_config(
 ) -> dict[str, Any]:
     """A copy of the base's config for an output whose float tensors are all stored as `dtype_code`.
 
-    `overrides` replace what the base states under the same keys, at the top and in its text part.
+    `overrides` replace what the base states under the same keys, at the top and in its language model's part.
 
     Every `dtype` or `torch_dtype` that the base states is replaced, in the parts of a composite model
     (`text_config`, `vision_config`, …) too; if the top states none, `dtype` is added. With None (each tensor
     keeps the base's dtype) and for a base without config.json (`{}`) nothing is changed.
     """
     config: dict[str, Any] = copy.deepcopy(dict(base_config))
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict):
-            part.update({key: value for key, value in overrides.items() if key in part})
+    key = text_key(config)
+    for part in (config, {} if key is None else config[key]):
+        part.update({name: value for name, value in overrides.items() if name in part})
     if dtype_code is None or not config:
         return config
     name = torch_name(dtype_code)

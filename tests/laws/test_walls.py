@@ -20,6 +20,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 DYNAMIC_IMPORTS = {
     "__init__.py": "the package's verbs and its version are loaded when first used",
     "operators/registry.py": "a built-in merge method is found by its module being there",
+    "sidecar/tokenizer.py": "the tokenizers library is loaded only where a vocabulary is read",
     "cli/demo.py": "only this command needs torch, which may not be installed",
 }
 

@@ -99,7 +99,7 @@ def settle_vocabulary(
     ids = with_ids(source, new)
     stored = [_embedding_rows(model) for model in models]
     least = stored[layout] if layout is not None and spec.pad_to_multiple_of is None else 0
-    output = output_vocabulary(ids, layout, new, known, stored, choices, least)
+    output = output_vocabulary(ids, new, known, stored, choices, least)
     multiple = spec.pad_to_multiple_of or 1
     rows = -(-output.named.size // multiple) * multiple
     beyond = [token for token, id_ in ids.items() if id_ >= output.named.size]
@@ -117,6 +117,14 @@ def settle_vocabulary(
     if files.added and united:
         message = f"tokenizer: union: {len(files.added):,} tokens of the others are added to the base's"
         findings.append(Finding(Severity.NOTE, models[0].ref, message))
+        ordinary = [each.content for each in new if not any(each.content in other.added for other in known)]
+        if ordinary:
+            message = (
+                f"tokenizer: union: {len(ordinary):,} of the new tokens are ordinary ones in their model "
+                f"({_listed(ordinary)}); as added tokens they are matched before all others, so that text may become "
+                "other tokens than by the base's tokenizer alone"
+            )
+            findings.append(Finding(Severity.WARNING, models[0].ref, message))
     return Vocabulary(output, rows, recipe.base is not None, files, config, tuple(findings))
 
 
@@ -209,19 +217,11 @@ def tensor_rows(
     else the mean of all that have it; the recipe's choices go before. Also returns the tokens with no row anywhere.
     """
     output = vocabulary.output
-    count = output.named.size
     own = [np.where(output.own[n] < rows, output.own[n], NONE) for n, rows in zip(inputs, stored, strict=True)]
     present = np.stack([mine >= 0 for mine in own])
     several = present.sum(axis=0) > 1
-    preferred = np.full(count, 0 if vocabulary.based else NONE, np.int64)
-    if output.layout in inputs:
-        preferred[~output.named] = inputs.index(output.layout)
-    given = []
-    for place, mine in enumerate(own):
-        rival = np.zeros(count, np.bool_)
-        for other in range(len(own)):
-            rival |= (preferred == other) & present[other] & (other != place)
-        given.append(np.where(several & rival, NONE, mine))
+    of_base = several & present[0] & vocabulary.based
+    given = [mine.copy() if place == 0 else np.where(of_base, NONE, mine) for place, mine in enumerate(own)]
     missing = ~present.any(axis=0) & output.named
     for token, choice in output.choices.items():
         row = output.ids[token]

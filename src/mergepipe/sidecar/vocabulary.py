@@ -60,15 +60,13 @@ class OutputVocabulary:
 
     `ids` is token → row. `own[i][r]` is the row in input i of the token that row r is for, −1 where i's tokenizer
     lacks it; for a row that no token names it is r itself, where i names no token r either. `named[r]` says
-    whether a token names row r. `layout` is the input whose numbering this is, None for a tokenizer of no
-    input. `added` are the tokens that the tokenizer's file gains, with their ids. `choices` are the
-    recipe's, by token; the token of a `model_token` is settled to its id.
+    whether a token names row r. `added` are the tokens that the tokenizer's file gains, with their ids.
+    `choices` are the recipe's, by token; the token of a `model_token` is settled to its id.
     """
 
     ids: Mapping[str, int] = field(hash=False)
     own: tuple[Ids, ...] = field(hash=False)
     named: NDArray[np.bool_] = field(hash=False)
-    layout: int | None
     added: Mapping[str, tuple[int, AddedToken]] = field(hash=False)
     choices: Mapping[str, TokenChoice] = field(hash=False)
 
@@ -118,7 +116,6 @@ def with_ids(layout: ModelTokenizer, added: Sequence[AddedToken]) -> dict[str, i
 
 def output_vocabulary(
     ids: Mapping[str, int],
-    layout: int | None,
     added: Sequence[AddedToken],
     tokenizers: Sequence[ModelTokenizer],
     rows: Sequence[int],
@@ -149,7 +146,7 @@ def output_vocabulary(
             mine[id_] = tokenizer.ids.get(token, -1)
         own.append(mine)
     by_token = {token.content: (ids[token.content], token) for token in added}
-    return OutputVocabulary(ids, tuple(own), named, layout, by_token, dict(choices))
+    return OutputVocabulary(ids, tuple(own), named, by_token, dict(choices))
 
 
 def moved_ids(value: Any, before: Mapping[int, str], after: Mapping[str, int]) -> Any:

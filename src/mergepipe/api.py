@@ -12,6 +12,7 @@ import platform
 import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -26,13 +27,15 @@ from mergepipe.core.digest import digest_of
 from mergepipe.core.dtypes import dtype
 from mergepipe.core.units import format_bytes
 from mergepipe.errors import ManifestMismatch, RecipeError, SourceError, UsageError
+from mergepipe.execute.assemble import filling_bytes
 from mergepipe.execute.buffers import differing_buffers
 from mergepipe.execute.combine import workspace_bytes
 from mergepipe.execute.distance import stored_distance
 from mergepipe.execute.local import run_locally
 from mergepipe.index.build import cost_to_ensure, ensure
 from mergepipe.index.groups import computable, gather, group_cost
-from mergepipe.index.model import Knowledge
+from mergepipe.index.model import Knowledge, Wanted
+from mergepipe.index.padding import mean_rows, padding_bytes
 from mergepipe.index.storage import Shelf, default_shelf
 from mergepipe.manifest.encode import MANIFEST_NAME, decode
 from mergepipe.manifest.model import FileRecord, Identity, InputRecord, Manifest, Receipt, Run
@@ -41,15 +44,17 @@ from mergepipe.operators.registry import operator as find_operator
 from mergepipe.plan.access import AccessPlan, choose, wanted_facts, wanted_group_facts
 from mergepipe.plan.bind import bind
 from mergepipe.plan.budget import Budget, parse_budget
-from mergepipe.plan.compose import Composition, compose, compose_models, input_models
+from mergepipe.plan.compose import Composition, compose_models, input_models
 from mergepipe.plan.cost import full_bytes, largest_block, output_bytes
 from mergepipe.plan.encode import decode_plan, encode_plan, plan_from
 from mergepipe.plan.explain import explain_plan
 from mergepipe.plan.family import FamilyRules, MissingRule, VocabularyRule, align
 from mergepipe.plan.logical import LogicalPlan
-from mergepipe.plan.pairs import index_pairs
+from mergepipe.plan.padding import is_padded, with_padding
+from mergepipe.plan.pairs import assembled, assembled_pairs, index_pairs
 from mergepipe.plan.schedule import Limits, Schedule, lay_out
 from mergepipe.plan.select import Policy
+from mergepipe.plan.vocabulary import compose_by_token, settle_vocabulary, tokenizer_donor, vocabulary_findings
 from mergepipe.publish.commit import check_output, commit
 from mergepipe.publish.disk import LocalDisk, writing
 from mergepipe.publish.lock import output_lock
@@ -58,7 +63,7 @@ from mergepipe.publish.space import require_space
 from mergepipe.publish.staging import Staging, open_staging
 from mergepipe.publish.verify import VerifyReport
 from mergepipe.publish.verify import verify as verify_files
-from mergepipe.recipe.model import Recipe
+from mergepipe.recipe.model import ModelRef, Recipe
 from mergepipe.recipe.parse import load_recipe, load_recipes, resolve_path
 from mergepipe.recipe.stages import in_order, with_stages
 from mergepipe.report.model import Seconds, merge_result, plan_result, reads_of
@@ -66,8 +71,12 @@ from mergepipe.report.text import bound_line
 from mergepipe.sidecar.card import CardFields, model_card
 from mergepipe.sidecar.config import config_text, output_config
 from mergepipe.sidecar.files import copy_sidecars, sidecar_files
+from mergepipe.sidecar.gather import chat_template, gather_tokenizers, require_loadable
+from mergepipe.sidecar.tokenizer_files import tokenizer_texts
+from mergepipe.sidecar.tokens import Place
 from mergepipe.sidecar.weights_index import NAME as WEIGHTS_INDEX
 from mergepipe.sidecar.weights_index import weights_index
+from mergepipe.stats.contract import Fact
 from mergepipe.store.contract import Purpose
 from mergepipe.store.meter import Meter
 from mergepipe.store.opening import open_store
@@ -185,7 +194,7 @@ def _plan(
     prepared = _prepare(recipe, folder, options.rules)
     prepared.composition.require_aligned()
     started = perf_counter()
-    logical = _bind(prepared, options, observer)
+    logical = _padded(_bind(prepared, options, observer), prepared, index, limits)
     budget = parse_budget(options.budget, full_bytes(logical), largest_block(logical, options.block_bytes))
     knowledge = _know(prepared, logical, budget, options, index, limits, observer)
     indexed = perf_counter()
@@ -398,10 +407,39 @@ def bound_object(access: AccessPlan) -> Mapping[str, Any]:
 def _prepare(recipe: Recipe, folder: Path, rules: FamilyRules) -> Prepared:
     operator = find_operator(recipe.method, recipe.variant)
     meter = Meter()
-    models = [open_checkpoint(resolve_path(ref, folder).path, meter) for ref in input_models(recipe, operator)]
+    refs = input_models(recipe, operator)
+    models = [open_checkpoint(resolve_path(ref, folder).path, meter) for ref in refs]
     for model in models:
         refuse_quantised(model)
-    return Prepared(recipe, operator, compose(recipe, operator, models, rules), meter)
+    return Prepared(recipe, operator, _compose(recipe, folder, operator, refs, models, rules, meter), meter)
+
+
+def _compose(
+    recipe: Recipe,
+    folder: Path,
+    operator: Operator,
+    refs: Sequence[ModelRef],
+    models: Sequence[Checkpoint],
+    rules: FamilyRules,
+    meter: Meter,
+) -> Composition:
+    """Read the tokenizers and compose; the recipe's tokenizer and chat template are settled then."""
+    places = [Place(model.ref, model.url) for model in models]
+    donor = tokenizer_donor(recipe, refs)
+    there = None if donor is None else Place(str(donor), resolve_path(donor, folder).path)
+    tokenizers = gather_tokenizers(places, there, recipe.tokenizer is None, meter)
+    vocabulary = settle_vocabulary(recipe, refs, models, tokenizers)
+    findings = vocabulary_findings(recipe, models, tokenizers)
+    composition = compose_by_token(recipe, operator, models, rules, vocabulary, findings)
+    if vocabulary is not None and vocabulary.files.added:
+        number = vocabulary.files.input
+        source = tokenizers.donor_place if number is None else places[number]
+        require_loadable(vocabulary.files, vocabulary.output.ids, source, meter)
+    if recipe.chat_template is None:
+        return composition
+    path = resolve_path(ModelRef(recipe.chat_template), folder).path
+    template = chat_template(recipe.chat_template, places, path, meter)
+    return replace(composition, tokenizer=replace(composition.tokenizer, chat_template=template))
 
 
 def _bind(prepared: Prepared, options: PlanOptions, observer: Observer) -> LogicalPlan:
@@ -415,6 +453,23 @@ def _bind(prepared: Prepared, options: PlanOptions, observer: Observer) -> Logic
     for note in logical.notes:
         observer.note(note)
     return logical
+
+
+def _padded(logical: LogicalPlan, prepared: Prepared, index: IndexOptions, limits: Limits) -> LogicalPlan:
+    """The plan with the padding rows of assembled tensors: means over whole tensors, which are read for it."""
+    tensors = []
+    for tensor in logical.tensors:
+        if tensor.assembly is not None and is_padded(logical, tensor):
+            parts = assembled(logical, tensor, prepared.checkpoints)
+            if not index.reads:
+                raise UsageError(
+                    f"{tensor.name}: padding rows are means of all rows; {format_bytes(padding_bytes(parts))} would "
+                    "have to be read for this (INDEX), which --no-index-reads forbids"
+                )
+            means = mean_rows(parts, prepared.checkpoints, prepared.meter, limits.memory)
+            tensor = with_padding(tensor, means)
+        tensors.append(tensor)
+    return replace(logical, tensors=tuple(tensors))
 
 
 def _know(
@@ -435,18 +490,40 @@ def _know(
             f"({type(beyond[0].need).__name__} of {beyond[0].tensor}), which cannot be computed yet"
         )
     wanted = wanted_facts(logical, prepared.operator)
+    index_bytes = prepared.meter.spent().bytes[Purpose.INDEX]
     if not capped and not wanted and not together:
-        return Knowledge()
+        return Knowledge(index_bytes=index_bytes)
     pairs = index_pairs(prepared.composition, options.block_bytes)
+    rows = assembled_pairs(logical, prepared.checkpoints, options.block_bytes)
+    by_rows = {tensor.name for tensor in logical.tensors if tensor.assembly is not None}
+    wanted_rows = [each for each in wanted if each.tensor in by_rows]
+    together_rows = [each for each in together if each.tensor in by_rows]
+    wanted = [each for each in wanted if each.tensor not in by_rows]
+    together = [each for each in together if each.tensor not in by_rows]
     cost = cost_to_ensure(pairs, wanted, capped, index.shelf, limits.memory, limits.workers)
-    cost += group_cost(pairs, together)
+    cost += cost_to_ensure(rows, wanted_rows, False, None, limits.memory, limits.workers)
+    cost += group_cost(pairs, together) + group_cost(rows, together_rows)
     if cost:
         full = full_bytes(logical) + sum(len(t.extent) for t in prepared.checkpoints[0].tensors.values())
         observer.note(
             f"{'no index of these models yet' if capped else 'facts of whole tensors are needed'}: "
             f"reading {format_bytes(cost)} (INDEX) first; the full-read merge itself reads {format_bytes(full)}"
         )
-    group_facts = gather(pairs, together, prepared.meter, limits.memory, index.reads)
+    group_facts = dict(gather(pairs, together, prepared.meter, limits.memory, index.reads))
+    group_facts |= gather(rows, together_rows, prepared.meter, limits.memory, index.reads)
+    facts_of_rows: Mapping[Wanted, Fact] = {}
+    if wanted_rows:
+        facts_of_rows = ensure(
+            rows,
+            wanted_rows,
+            False,
+            None,
+            prepared.meter,
+            limits.memory,
+            limits.workers,
+            observer.progress,
+            index.reads,
+        ).facts
     knowledge = Knowledge()
     if capped or wanted:
         knowledge = ensure(
@@ -463,7 +540,8 @@ def _know(
     index_bytes = prepared.meter.spent().bytes[Purpose.INDEX]
     for note in knowledge.notes:
         observer.note(note)
-    return replace(knowledge, group_facts=group_facts, index_bytes=index_bytes)
+    facts = {**knowledge.facts, **facts_of_rows}
+    return replace(knowledge, facts=facts, group_facts=group_facts, index_bytes=index_bytes)
 
 
 def _index(
@@ -480,7 +558,7 @@ def _index(
 
 
 def _lay_out(access: AccessPlan, operator: Operator, checkpoints: Sequence[Checkpoint], limits: Limits) -> Schedule:
-    scratch = limits.workers * workspace_bytes(operator, access, limits)
+    scratch = limits.workers * workspace_bytes(operator, access, limits) + filling_bytes(access.logical, limits)
     return lay_out(access, checkpoints, limits, scratch, operator.grain is Grain.ROW)
 
 
@@ -505,7 +583,8 @@ def _recorded_plan(recorded: Manifest, source: Path) -> AccessPlan:
         )
     urls = [str(each["url"]) for each in recorded.run.inputs]
     inputs = tuple(replace(each, url=url) for each, url in zip(access.logical.inputs, urls, strict=True))
-    return replace(access, logical=replace(access.logical, inputs=inputs))
+    tokenizer = replace(access.logical.tokenizer, url=recorded.run.tokenizer)
+    return replace(access, logical=replace(access.logical, inputs=inputs, tokenizer=tokenizer))
 
 
 def _run(
@@ -642,14 +721,17 @@ def _write_sidecars(planned: Planned, staging: Staging, receipts: Sequence[Recei
     """Everything of the output that is not a tensor, from the base; returns what was written."""
     base = planned.checkpoints[0]
     logical = planned.plan.logical
-    store = open_store(base.url, Meter(), Purpose.SIDECAR, "base")
-    try:
-        copied = copy_sidecars(store, base, staging.path)
-    finally:
-        store.close()
+    number = logical.tokenizer.input
+    donor = logical.tokenizer.url if number is None else planned.checkpoints[number].url
+    with (
+        closing(open_store(base.url, Meter(), Purpose.SIDECAR, "base")) as store,
+        closing(open_store(donor, Meter(), Purpose.SIDECAR, "tokenizer")) as tokenizer,
+    ):
+        own = {} if logical.tokenizer.plain else tokenizer_texts(logical.tokenizer, tokenizer, store)
+        copied = copy_sidecars(store, base, staging.path, own.keys())
     written = dict.fromkeys(copied)
     floats = {t.out_dtype for t in logical.tensors if dtype(t.dtype).is_float and not t.copied}
-    texts: dict[str, bytes] = {}
+    texts: dict[str, bytes] = {name: text for name, text in own.items() if text is not None}
     if base.config:
         config = output_config(base.config, floats.pop() if len(floats) == 1 else None, logical.config)
         texts["config.json"] = config_text(config).encode()
@@ -659,6 +741,7 @@ def _write_sidecars(planned: Planned, staging: Staging, receipts: Sequence[Recei
     texts["README.md"] = model_card(_card(planned)).encode()
     with writing(staging.path, staging.advice):
         for name, data in texts.items():
+            (staging.path / name).parent.mkdir(parents=True, exist_ok=True)
             (staging.path / name).write_bytes(data)
             written[name] = None
         return tuple(file_record(staging.path, name) for name in sorted(written))
@@ -696,6 +779,7 @@ def _run_record(planned: Planned, started: datetime) -> Run:
             {"ref": each.ref, "url": each.url, "files": [asdict(file) for file in each.files]}
             for each in planned.checkpoints
         ),
+        tokenizer=planned.plan.logical.tokenizer.url,
     )
 
 

@@ -533,9 +533,11 @@ CHAT: Final = _features("chat", "chat_template", {
     "given": ("vocabularies", _tokenizer(
         "linear", models({"weight": 1.0}, of=("@expert1",)), chat_template="{% for m in messages %}{{ m }}{% endfor %}",
     )),
-    "named": ("vocabularies", _tokenizer(
-        "linear", models({"weight": 1.0}, of=("@expert1",)), chat_template="chatml",
-    )),
+} | {
+    f"named-{name}": ("vocabularies", _tokenizer(
+        "linear", models({"weight": 1.0}, of=("@expert1",)), chat_template=name,
+    ))
+    for name in ("alpaca", "chatml", "mistral")  # the others: test_deviations
 }, also=("tokenizer",))  # fmt: skip
 
 MULTI: Final = [

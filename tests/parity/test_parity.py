@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from mergepipe.operators.registry import MERGEKIT_METHODS, names
@@ -110,7 +111,7 @@ def require_same_tokens(mine: Path, theirs: Path) -> tuple[list[int], list[int]]
     """The same tokens and chat template; returns each side's ids in the order of the tokens' text."""
     left, right = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in (mine, theirs))
     assert set(left) == set(right)
-    assert chat_template(mine) == chat_template(theirs)
+    assert rendered(chat_template(mine)) == rendered(chat_template(theirs))
     order = sorted(left)
     return [left[token] for token in order], [right[token] for token in order]
 
@@ -122,6 +123,39 @@ def chat_template(folder: Path) -> str | None:
         return beside.read_text()
     config: Mapping[str, Any] = json.loads((folder / "tokenizer_config.json").read_text())
     return config.get("chat_template")
+
+
+CONVERSATIONS = [
+    [("user", " How? ")],
+    [("system", "Be brief.\n"), ("user", "How?"), ("assistant", "So.")],
+    [("user", "How?"), ("assistant", " So. "), ("user", "Why?")],
+    [("assistant", "No turn of mine.")],
+    [("user", "How?"), ("user_context", "Here.")],
+]
+
+
+def rendered(template: str | None) -> list[str] | None:
+    """What a template makes of conversations, as transformers renders them; the word for it where it refuses one."""
+    if template is None:
+        return None
+
+    def refuse(_: str) -> None:
+        raise ValueError
+
+    found = []
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = refuse
+    for turns in CONVERSATIONS:
+        for more in (False, True):
+            messages = [{"role": role, "content": content} for role, content in turns]
+            try:
+                text = environment.from_string(template).render(
+                    messages=messages, add_generation_prompt=more, bos_token="<s>", eos_token="</s>"
+                )
+            except ValueError:
+                text = "refused"
+            found.append(text)
+    return found
 
 
 def with_padding(ids: list[int], rows: int) -> list[int]:

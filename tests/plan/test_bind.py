@@ -23,7 +23,6 @@ from mergepipe.recipe.model import (
     InputModel,
     ModelRef,
     Recipe,
-    TokenizerSpec,
 )
 from mergepipe.store.contract import Version
 
@@ -102,8 +101,6 @@ def test_without_a_base_the_first_model_is_the_reference() -> None:
     ("recipe", "words"),
     [
         (Recipe("linear", ()), "names no model"),
-        (task((entry("a"),), chat_template="auto"), "chat_template"),
-        (task((entry("a"),), tokenizer=TokenizerSpec("union")), "tokenizer"),
         (Recipe("linear", (InputModel(ModelRef("a", lora=ModelRef("l"))),)), "adapters"),
         (Recipe("task_arithmetic", (entry("a"),), base=ModelRef("base", revision="v2")), "revisions"),
     ],
@@ -112,12 +109,6 @@ def test_what_is_not_supported_yet_is_refused_by_its_key(recipe: Recipe, words: 
     """The recipe language knows more than this version does."""
     with pytest.raises(RecipeError, match=words):
         input_models(recipe, TASK)
-
-
-def test_the_base_as_tokenizer_is_what_happens_anyway() -> None:
-    """`tokenizer: base` is accepted."""
-    recipe = task((entry("a"),), tokenizer=TokenizerSpec("base"))
-    assert [str(ref) for ref in input_models(recipe, TASK)] == ["base", "a"]
 
 
 # --- parameters -------------------------------------------------------------------------------------

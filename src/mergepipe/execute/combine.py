@@ -103,7 +103,7 @@ def combine_step(
     tensor = task.tensor
     base_type, out_type = dtype(tensor.dtype), dtype(tensor.out_dtype)
     leaves: dict[int, list[tuple[int, list[bytes]]]] = {place: [] for place in step.slabs}
-    for start, stop in _block_spans(step, task.block):
+    for start, stop in block_spans(step, task.block):
         block = start // task.block
         at = start - step.start
         readers = [p for p in step.slabs if p == 0 or task.read[p - 1, block]]
@@ -229,7 +229,8 @@ def _unrepresentable(values: FloatArray, target: DType, tensor: TensorMerge, fir
     )
 
 
-def _block_spans(step: Step, block: int) -> list[tuple[int, int]]:
+def block_spans(step: Step, block: int) -> list[tuple[int, int]]:
+    """A step's elements, cut where blocks end."""
     spans = []
     start = step.start
     while start < step.stop:

@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from mergepipe.checkpoint.model import Checkpoint
 from mergepipe.checkpoint.writer import ShardWriter
+from mergepipe.execute.assemble import Leaves, RowFiller
 from mergepipe.execute.combine import (
     Raw,
     StepResult,
@@ -106,6 +107,7 @@ class _Pending:
     def __init__(self, task: TensorTask, step: Step, slabs: dict[int, Raw], out: Raw | None) -> None:
         self.task, self.step, self.slabs, self.out = task, step, slabs, out
         self.outstanding = len(step.reads)
+        self.leaves: Leaves = {}
         self.lock = threading.Lock()
         self.result: Future[StepResult] = Future()
 
@@ -120,6 +122,7 @@ class _Pipeline:
         self._readers = ThreadPoolExecutor(work.limits.readers, "mergepipe-read")
         self._workers = ThreadPoolExecutor(work.limits.workers, "mergepipe-combine")
         self._stopped = False
+        self._rows: tuple[int, RowFiller] | None = None
         capacity = tile_elements(work.operator, work.plan, work.limits)
         self._spaces = deque(Workspace(capacity) for _ in range(work.limits.workers))
 
@@ -163,7 +166,24 @@ class _Pipeline:
         pending = _Pending(task, step, dict(zip(step.slabs, slabs, strict=True)), out)
         for read in step.reads:
             self._readers.submit(self._fill, pending, read, pending.slabs[read.place])
+        if tensor.assembly is not None:
+            self._readers.submit(self._fill_rows, pending, self._filler(task.number))
         return pending
+
+    def _filler(self, number: int) -> RowFiller:
+        """The one for the tensor under way."""
+        if self._rows is None or self._rows[0] != number:
+            work = self._work
+            self._rows = number, RowFiller(work.plan.logical, number, work.checkpoints, self._stores)
+        return self._rows[1]
+
+    def _fill_rows(self, pending: _Pending, filler: RowFiller) -> None:
+        try:
+            if not self._stopped:
+                pending.leaves = filler.fill(pending.step, pending.task.block, pending.slabs)
+                self._workers.submit(self._combine, pending)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the step's owner must learn of it
+            pending.result.set_exception(error)
 
     def _fill(self, pending: _Pending, read: Read, slab: Raw) -> None:
         try:
@@ -191,7 +211,8 @@ class _Pipeline:
         except BaseException as error:  # noqa: BLE001 - whatever it is, the step's owner must learn of it
             pending.result.set_exception(error)
         else:
-            pending.result.set_result(result)
+            # Of assembled rows the bytes that were read count, not what they were put together to.
+            pending.result.set_result(replace(result, leaves=pending.leaves) if pending.leaves else result)
         finally:
             self._spaces.append(space)
 

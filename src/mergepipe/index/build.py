@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mergepipe.checkpoint.assembly import open_tensors
 from mergepipe.checkpoint.model import Checkpoint
 from mergepipe.core.digest import ChainDigest
 from mergepipe.core.units import format_bytes
@@ -45,7 +46,6 @@ from mergepipe.stats.contract import (
 from mergepipe.stats.magnitudes import kept_count
 from mergepipe.store.contract import Access, ByteStore, Purpose
 from mergepipe.store.meter import Meter
-from mergepipe.store.opening import open_store
 
 Progress = Callable[[str, int, int], None]
 # What a scan is asked of one expert tensor: a rank of |δ| (its cut), or sums.
@@ -424,8 +424,8 @@ class _Reader:
         checkpoints = {c.url: (c, source) for pair in pairs for c, source in _inputs(pair)}
         stores: dict[str, ByteStore] = {}
         try:
-            for url, (_, source) in checkpoints.items():
-                stores[url] = open_store(url, self._meter, Purpose.INDEX, source, Access.SEQUENTIAL)
+            for url, (checkpoint, source) in checkpoints.items():
+                stores[url] = open_tensors(checkpoint, self._meter, Purpose.INDEX, source, Access.SEQUENTIAL)
             yield stores
             for url, (checkpoint, _) in checkpoints.items():
                 _require_unchanged(checkpoint, stores[url])

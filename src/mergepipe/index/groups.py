@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mergepipe.checkpoint.assembly import open_tensors
 from mergepipe.checkpoint.model import TensorInfo
 from mergepipe.core.dtypes import FloatArray, decode
 from mergepipe.core.leaves import LEAF
@@ -21,7 +22,6 @@ from mergepipe.stats.gram import ColumnGram, RowGram, gram_demand
 from mergepipe.stats.group import Geometry, GroupStatistic, GroupTile
 from mergepipe.store.contract import Access, ByteStore, Purpose
 from mergepipe.store.meter import Meter
-from mergepipe.store.opening import open_store
 
 # Elements read at once; tiles are cut out of such a run.
 _RUN = 16 * LEAF
@@ -56,7 +56,7 @@ def gather(
         for pair in pairs:
             for model, source in ((pair.base, "base"), (pair.expert, pair.source)):
                 if model.url not in stores:
-                    stores[model.url] = open_store(model.url, meter, Purpose.INDEX, source, Access.SEQUENTIAL)
+                    stores[model.url] = open_tensors(model, meter, Purpose.INDEX, source, Access.SEQUENTIAL)
         return {each: _answer(pairs, each, stores, memory) for each in wanted}
     finally:
         for store in stores.values():

@@ -77,12 +77,16 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What this run was: clock, host, versions, where inputs were found (their weak fingerprints)."""
+    """What this run was: clock, host, versions, where inputs were found (their weak fingerprints).
+
+    `tokenizer` is where the output's tokenizer was found, if it is of none of the inputs.
+    """
 
     started: str
     host: str
     versions: Mapping[str, str] = field(hash=False)
     inputs: tuple[Mapping[str, Any], ...] = field(hash=False)
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

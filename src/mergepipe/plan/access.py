@@ -68,7 +68,8 @@ class AccessPlan:
     def identity(self) -> dict[str, Any]:
         """The plan as plain values, without what changes no byte: where inputs are found, and remarks."""
         inputs = tuple(replace(each, url="") for each in self.logical.inputs)
-        bare = replace(self, logical=replace(self.logical, inputs=inputs, notes=()))
+        tokenizer = self.logical.tokenizer.without_place()
+        bare = replace(self, logical=replace(self.logical, inputs=inputs, notes=(), tokenizer=tokenizer))
         plain: dict[str, Any] = msgspec.to_builtins(bare)
         return plain
 
@@ -141,11 +142,12 @@ def choose(
         bound = no_bound("non-finite inputs are allowed") if allow_nonfinite else EXACT
         return AccessPlan(logical, budget, policy.value, block_bytes, tensors, full, full, bound, allow_nonfinite)
     _require_feasible(logical, operator, budget, full)
-    evidence = [known.evidence(n, coefficients[n]) for n in merged if logical.tensors[n].experts]
+    evidence = [known.evidence(n, coefficients[n]) for n in merged if _has_choice(logical.tensors[n])]
     reads = _select(logical, operator, evidence, budget, policy, block_bytes)
     evidence = [replace(part, read=read) for part, read in zip(evidence, reads, strict=True)]
     read_of = {part.tensor.name: part.read for part in evidence}
-    tensors = tuple(known.access(n, read_of.get(logical.tensors[n].name, NOTHING)) for n in every)
+    whole = {tensor.name: EVERYTHING for tensor in logical.tensors if tensor.assembly is not None}
+    tensors = tuple(known.access(n, (read_of | whole).get(logical.tensors[n].name, NOTHING)) for n in every)
     if unfit or allow_nonfinite:
         bound = no_bound(f"non-finite inputs: {unfit[0]}" if unfit else "non-finite inputs are allowed")
     else:
@@ -157,6 +159,11 @@ def choose(
         if expert.input != 0
     )
     return AccessPlan(logical, budget, policy.value, block_bytes, tensors, full, planned, bound, allow_nonfinite)
+
+
+def _has_choice(tensor: TensorMerge) -> bool:
+    """Whether blocks of the tensor may be left unread: where rows go by token, all are read."""
+    return bool(tensor.experts) and tensor.assembly is None
 
 
 def is_combined(tensor: TensorMerge) -> bool:
@@ -233,7 +240,7 @@ class _Known:
         count = len(tensor.experts)
         read = np.broadcast_to(read, (count, grid.count))
         expected, base_expected = ("",) * count, ""
-        if self._indices and count and tensor.elements:
+        if self._indices and count and tensor.elements and tensor.assembly is None:
             expected = tuple(
                 self._expected(tensor, expert, row & (block_costs(expert, grid) > 0))
                 for expert, row in zip(tensor.experts, read, strict=True)
@@ -344,7 +351,7 @@ def _nonfinite(logical: LogicalPlan, known: _Known) -> list[str]:
     """Which inputs hold non-finite values in which tensors, as the indices know it."""
     found = []
     for tensor in logical.tensors:
-        for number, expert in enumerate(tensor.experts if tensor.elements else ()):
+        for number, expert in enumerate(tensor.experts if tensor.elements and tensor.assembly is None else ()):
             if number == 0 and (count := int(known.base(tensor).nonfinite.sum())):
                 found.append(f"{logical.inputs[tensor.base_input].ref}: {tensor.base} has {count} non-finite values")
             elif count := int(known.blocks(tensor, expert).nonfinite.sum()):

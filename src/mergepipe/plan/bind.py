@@ -8,18 +8,20 @@ from collections.abc import Mapping, Sequence
 
 from mergepipe.checkpoint.model import Checkpoint
 from mergepipe.checkpoint.names import parse_role
+from mergepipe.checkpoint.rows import RowMap
 from mergepipe.core.dtypes import dtype
 from mergepipe.errors import RecipeError
 from mergepipe.operators.contract import Operator, Parameter
 from mergepipe.plan.compose import Composition, OutputTensor
-from mergepipe.plan.logical import ExpertTensor, Input, LogicalPlan, OutputFile, TensorMerge, Value
+from mergepipe.plan.logical import Assembly, ExpertTensor, Input, LogicalPlan, OutputFile, TensorMerge, Value
 from mergepipe.recipe.model import Recipe, Settings
 from mergepipe.recipe.settings import resolve_setting
 
 
 def bind(recipe: Recipe, composition: Composition, operator: Operator, seed: int, shard_bytes: int) -> LogicalPlan:
     """Decide what every output tensor is; pure. `shard_bytes` caps an output file's tensor bytes."""
-    tensors = [_bind_tensor(recipe, composition, operator, tensor) for tensor in composition.tensors]
+    row_maps = tuple(dict.fromkeys(tensor.rows for tensor in composition.tensors if tensor.rows is not None))
+    tensors = [_bind_tensor(recipe, composition, operator, tensor, row_maps) for tensor in composition.tensors]
     # Wide dtypes first keeps every tensor aligned to its item size within the file.
     tensors.sort(key=lambda tensor: -dtype(tensor.out_dtype).itemsize)
     return LogicalPlan(
@@ -31,6 +33,8 @@ def bind(recipe: Recipe, composition: Composition, operator: Operator, seed: int
         files=_output_files(tensors, shard_bytes),
         config=composition.config,
         notes=tuple(str(finding) for finding in composition.findings),
+        row_maps=row_maps,
+        tokenizer=composition.tokenizer,
     )
 
 
@@ -38,7 +42,13 @@ def _input(number: int, model: Checkpoint) -> Input:
     return Input(model.ref, model.url, number - 1, model.header_digest)
 
 
-def _bind_tensor(recipe: Recipe, composition: Composition, operator: Operator, tensor: OutputTensor) -> TensorMerge:
+def _bind_tensor(
+    recipe: Recipe,
+    composition: Composition,
+    operator: Operator,
+    tensor: OutputTensor,
+    row_maps: Sequence[RowMap],
+) -> TensorMerge:
     base = tensor.base
     role = parse_role(tensor.name, base.shape, composition.models[tensor.base_input].config)
 
@@ -68,11 +78,12 @@ def _bind_tensor(recipe: Recipe, composition: Composition, operator: Operator, t
     if tensor.reference is not None:
         reference = settle(per_model, tensor.reference, composition.models[tensor.base_input].ref)
     wanted = recipe.out_dtype or recipe.dtype
+    kept = tensor.stored[0] if tensor.stored else base.dtype
     return TensorMerge(
         name=tensor.name,
         shape=base.shape,
         dtype=base.dtype,
-        out_dtype=base.dtype if tensor.copied or wanted is None else wanted,
+        out_dtype=kept if tensor.copied or wanted is None else wanted,
         base=base.name,
         experts=tuple(experts),
         parameters=settle(globals_, tensor.shared, "parameters"),
@@ -81,6 +92,7 @@ def _bind_tensor(recipe: Recipe, composition: Composition, operator: Operator, t
         role=" ".join(filter(None, (role.part, "" if role.layer is None else f"layer {role.layer}", role.component))),
         base_input=tensor.base_input,
         copied=tensor.copied,
+        assembly=None if tensor.rows is None else Assembly(row_maps.index(tensor.rows), tensor.stored),
     )
 
 

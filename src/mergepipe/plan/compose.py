@@ -9,6 +9,7 @@ from typing import Any
 
 from mergepipe.checkpoint.model import Checkpoint, TensorInfo
 from mergepipe.checkpoint.names import is_derived_buffer, layer_place, pair_names, parse_role, part_beside, with_layer
+from mergepipe.checkpoint.rows import RowMap
 from mergepipe.errors import IncompatibleModels, RecipeError
 from mergepipe.operators.contract import Grain, Operator, takes_base_as_input
 from mergepipe.plan.family import (
@@ -23,7 +24,8 @@ from mergepipe.plan.family import (
     missing_findings,
 )
 from mergepipe.plan.stacks import layer_position, require_text_stack, restacked_config, stacks_of
-from mergepipe.recipe.model import InputModel, ModelRef, OutputSlice, Recipe, Settings, SliceSource, TokenizerSpec
+from mergepipe.recipe.model import InputModel, ModelRef, OutputSlice, Recipe, Settings, SliceSource
+from mergepipe.sidecar.tokens import BASE_FILES, TokenizerFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ class OutputTensor:
     one of their own), from 0 (first, or in no layer) to 1: gradients are read there. `reference` holds
     the base's own settings where the base is an input; `shared` those of the merge. `row_multiple` is
     how many rows a block keeps together: a head's, or all of a vector where the method looks at whole
-    rows.
+    rows. `rows` says how a tensor with a row for each token is put together,
+    where its inputs' rows are not the output's as they are; base and terms are then as they are presented, and
+    `stored` are the dtypes they are stored in.
     """
 
     name: str
@@ -66,16 +70,22 @@ class OutputTensor:
     reference: tuple[Settings, ...] | None = field(hash=False)
     shared: tuple[Settings, ...] = field(hash=False)
     row_multiple: int = 1
+    rows: RowMap | None = None
+    stored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A whole recipe over opened models; `models[0]` gives config and tokenizer. `config` overrides the config."""
+    """A whole recipe over opened models; `models[0]` gives config and tokenizer. `config` overrides the config.
+
+    `tokenizer` says what the output's tokenizer files are.
+    """
 
     models: tuple[Checkpoint, ...]
     tensors: tuple[OutputTensor, ...]
     findings: tuple[Finding, ...]
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    tokenizer: TokenizerFiles = BASE_FILES
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -99,7 +109,7 @@ def assign_roles(recipe: Recipe, operator: Operator) -> Roles:
             raise RecipeError("models: the recipe names no model")
         first, *rest = recipe.models
         return Roles(first.model, first, tuple(rest))
-    named = [entry for entry in recipe.models if _same(entry.model, recipe.base)]
+    named = [entry for entry in recipe.models if same_model(entry.model, recipe.base)]
     if not takes_base_as_input(operator):
         return Roles(recipe.base, None, tuple(entry for entry in recipe.models if entry not in named))
     reference = named[0] if named else None
@@ -118,7 +128,7 @@ def input_models(recipe: Recipe, operator: Operator) -> tuple[ModelRef, ...]:
         return (roles.base, *(entry.model for entry in roles.experts))
     found: list[ModelRef] = [] if recipe.base is None else [recipe.base]
     for source in (source for each in recipe.slices for source in each.sources):
-        if not any(_same(source.model, known) for known in found):
+        if not any(same_model(source.model, known) for known in found):
             found.append(source.model)
     return tuple(found)
 
@@ -368,7 +378,7 @@ class _Slicer:
         if base is None:
             return None
         for source in each.sources:
-            if _same(source.model, base):
+            if same_model(source.model, base):
                 return source
         if self._operator.needs_base:
             named = ", ".join(str(source.model) for source in each.sources)
@@ -383,7 +393,7 @@ class _Slicer:
         return self._input(source.model), source
 
     def _input(self, ref: ModelRef) -> int:
-        return next(number for number, known in enumerate(self._refs) if _same(known, ref))
+        return next(number for number, known in enumerate(self._refs) if same_model(known, ref))
 
     def _rename(self, one: int, other: int, back: bool = True) -> Callable[[str], str]:
         """Names of input `one` → names of input `other`; with `back`, the other way round."""
@@ -413,10 +423,6 @@ class _Slicer:
 
 
 def _refuse_unsupported(recipe: Recipe) -> None:
-    if recipe.chat_template is not None:
-        raise RecipeError("chat_template: not supported yet; the base's template is kept, so remove the key")
-    if recipe.tokenizer is not None and recipe.tokenizer != TokenizerSpec():
-        raise RecipeError("tokenizer: only the base's own tokenizer is supported yet; remove the key or set it to base")
     named = [entry.model for entry in recipe.models]
     named += [source.model for each in recipe.slices for source in each.sources]
     for ref in (recipe.base, *named):
@@ -426,7 +432,8 @@ def _refuse_unsupported(recipe: Recipe) -> None:
             raise RecipeError(f"{ref}: revisions need a hub, which is not supported yet; give a local directory")
 
 
-def _same(one: ModelRef, other: ModelRef) -> bool:
+def same_model(one: ModelRef, other: ModelRef) -> bool:
+    """Whether two references name one model."""
     return PurePath(one.path) == PurePath(other.path)
 
 

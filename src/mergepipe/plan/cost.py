@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mergepipe.checkpoint.rows import RowTable
 from mergepipe.core.blocks import BlockGrid, block_grid
 from mergepipe.core.dtypes import dtype
 from mergepipe.plan.logical import ExpertTensor, LogicalPlan, TensorMerge
@@ -29,19 +30,46 @@ def full_bytes(logical: LogicalPlan) -> int:
     never, wherever they are used.
     """
     merged = sum(
-        e.elements * dtype(e.dtype).itemsize for tensor in logical.tensors for e in tensor.experts if e.input != 0
+        e.elements * dtype(e.dtype).itemsize
+        for tensor in logical.tensors
+        if tensor.assembly is None
+        for e in tensor.experts
+        if e.input != 0
     )
     return merged + required_bytes(logical)
 
 
 def required_bytes(logical: LogicalPlan) -> int:
-    """Expert bytes that every plan reads: tensors whose base is another input than the base model."""
-    return sum(t.elements * dtype(t.dtype).itemsize for t in logical.tensors if t.base_input != 0)
+    """Expert bytes that every plan reads: tensors whose base is another input than the base model, rows by token."""
+    return sum(required_of(logical, tensor) for tensor in logical.tensors)
+
+
+def required_of(logical: LogicalPlan, tensor: TensorMerge) -> int:
+    """The bytes of experts that an output tensor always takes."""
+    if tensor.assembly is not None:
+        return sum(size for input_, size in assembled_bytes(logical, tensor) if input_ != 0)
+    return tensor.elements * dtype(tensor.dtype).itemsize if tensor.base_input != 0 else 0
+
+
+def assembled_bytes(logical: LogicalPlan, tensor: TensorMerge) -> list[tuple[int, int]]:
+    """(input, bytes read of it) for each place of an assembled tensor: every row once for each row it goes into."""
+    assert tensor.assembly is not None
+    rows = logical.row_maps[tensor.assembly.rows]
+    row = tensor.elements // max(1, rows.rows)
+    inputs = (tensor.base_input, *(expert.input for expert in tensor.experts))
+    return [
+        (input_, count * row * dtype(code).itemsize)
+        for input_, count, code in zip(inputs, RowTable(rows).read_rows, tensor.assembly.stored, strict=True)
+    ]
 
 
 def base_bytes(logical: LogicalPlan) -> int:
     """Payload of the base model's tensors that the merge starts from; every merge reads them in full."""
-    return sum(t.elements * dtype(t.dtype).itemsize for t in logical.tensors if t.base_input == 0)
+    whole = sum(
+        t.elements * dtype(t.dtype).itemsize for t in logical.tensors if t.base_input == 0 and t.assembly is None
+    )
+    assembled = (assembled_bytes(logical, tensor) for tensor in logical.tensors if tensor.assembly is not None)
+    return whole + sum(size for places in assembled for input_, size in places if input_ == 0)
 
 
 def output_bytes(logical: LogicalPlan) -> int:
@@ -54,6 +82,7 @@ def largest_block(logical: LogicalPlan, block_bytes: int) -> int:
     sizes = [
         block_costs(expert, grid_of(tensor, block_bytes)).max(initial=0)
         for tensor in logical.tensors
+        if tensor.assembly is None
         for expert in tensor.experts
     ]
     return int(max(sizes, default=0))

@@ -9,7 +9,7 @@ import numpy as np
 
 from mergepipe.core.units import format_bytes
 from mergepipe.plan.access import AccessPlan, read_set
-from mergepipe.plan.cost import block_costs, grid_of
+from mergepipe.plan.cost import assembled_bytes, block_costs, grid_of
 
 
 def explain_plan(plan: AccessPlan) -> Iterator[str]:
@@ -20,6 +20,14 @@ def explain_plan(plan: AccessPlan) -> Iterator[str]:
     for number, tensor in enumerate(plan.logical.tensors):
         grid = grid_of(tensor, plan.block_bytes)
         cells = []
+        if tensor.assembly is not None:
+            for input_, size in assembled_bytes(plan.logical, tensor):
+                if input_ != 0:
+                    for total in (by_expert[plan.logical.inputs[input_].source], by_role[_component(tensor.role)]):
+                        total[0] += size
+                        total[1] += size
+            rows.append(f"  {tensor.name}  {list(tensor.shape)}  rows by token, read whole")
+            continue
         for place, expert in enumerate(tensor.experts):
             costs = block_costs(expert, grid)
             read = read_set(plan.tensors[number], place, grid.count)

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mergepipe.checkpoint.rows import RowMap
+from mergepipe.sidecar.tokens import BASE_FILES, TokenizerFiles
+
 Value = float | int | bool | str
 Values = Mapping[str, Value]
 
@@ -47,6 +50,20 @@ class ExpertTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Assembly:
+    """How the inputs of an output tensor are put together from rows, place by place (the base first, then experts).
+
+    `rows` is a position in `LogicalPlan.row_maps`, `stored` the dtypes the tensors are stored in (those of the
+    `TensorMerge` and its experts are what they are presented in). `padding` holds each place's padding row as
+    hexadecimal float64, little-endian: a fact, computed before the plan is made; empty where nothing is padded.
+    """
+
+    rows: int
+    stored: tuple[str, ...]
+    padding: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TensorMerge:
     """One output tensor, made from tensor `base` of input `base_input` and from experts.
 
@@ -55,7 +72,8 @@ class TensorMerge:
 
     `dtype` is how the base stores it, `out_dtype` how the output will. `row` is the length of the
     last dimension (1 for 0-d and 1-d), `row_multiple` how many rows belong together (a head).
-    `reference` holds the base's own parameters where the base is an input of the merge.
+    `reference` holds the base's own parameters where the base is an input of the merge. With `assembly`
+    its inputs are presented with rows in the output's order, and read whole.
     """
 
     name: str
@@ -70,6 +88,7 @@ class TensorMerge:
     role: str = "other"
     base_input: int = 0
     copied: bool = False
+    assembly: Assembly | None = None
 
     @property
     def elements(self) -> int:
@@ -109,7 +128,8 @@ def pair_keys(meetings: Iterable[PairKey], inputs: int) -> tuple[PairKey, ...]:
 class LogicalPlan:
     """A whole merge. `operator` is the registry name, `method` the full name with its variant.
 
-    `config` holds what config.json must say otherwise than the base's (a frankenmerge's layer count).
+    `config` holds what config.json must say otherwise than the base's (a frankenmerge's layer count). `row_maps`
+    are those of assembled tensors; `tokenizer` says what the output's tokenizer files are.
     `notes` are the family report's remarks; they change nothing.
     """
 
@@ -121,6 +141,8 @@ class LogicalPlan:
     files: tuple[OutputFile, ...]
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
+    row_maps: tuple[RowMap, ...] = ()
+    tokenizer: TokenizerFiles = BASE_FILES
 
     @property
     def pairs(self) -> tuple[PairKey, ...]:

@@ -18,6 +18,7 @@ from mergepipe.core.extents import coalesce
 from mergepipe.core.leaves import LEAF
 from mergepipe.errors import BudgetInfeasible, ManifestMismatch, MemoryLimitTooSmall
 from mergepipe.plan.access import AccessPlan, read_set
+from mergepipe.plan.cost import required_of
 from mergepipe.plan.logical import TensorMerge
 
 # Above this, larger reads gain nothing on a local disk.
@@ -57,7 +58,8 @@ class Step:
     """Elements `[start, stop)` of one output tensor: whole blocks, or leaves of one block.
 
     `slabs` lists the inputs that need a buffer (the base first, then experts by their place in the
-    tensor's `experts`, counted from 1). `reads` are the ranged reads, in order.
+    tensor's `experts`, counted from 1). `reads` are the ranged reads, in order; none where the tensor is
+    assembled from rows: whoever executes the step reads what its rows are made of.
     """
 
     tensor: int
@@ -119,6 +121,8 @@ def lay_out(
         asked = sum(
             read.stop - read.start for step in steps(plan, shard, checkpoints) for read in step.reads if read.input
         )
+        tensors = [plan.logical.tensors[number] for number in file.tensors]
+        asked += sum(required_of(plan.logical, tensor) for tensor in tensors if tensor.assembly is not None)
         gaps = asked - _planned_bytes(plan, file.tensors)
         left -= gaps
         shards.append(replace(shard, allowance=asked, gap_bytes=gaps))
@@ -133,8 +137,13 @@ def steps(plan: AccessPlan, shard: ShardPlan, checkpoints: Sequence[Checkpoint])
     gap_left = shard.gap_limit
     for number in shard.tensors:
         tensor = plan.logical.tensors[number]
-        infos = _infos(tensor, checkpoints)
         grid_block = plan.tensors[number].block
+        if tensor.assembly is not None:
+            places = tuple(range(1 + len(tensor.experts)))
+            for start, stop in _spans(tensor, grid_block, shard.slab_bytes):
+                yield Step(number, start, stop, places, ())
+            continue
+        infos = _infos(tensor, checkpoints)
         blocks = -(-tensor.elements // grid_block)
         reads = [read_set(plan.tensors[number], expert, blocks) for expert in range(len(tensor.experts))]
         for start, stop in _spans(tensor, grid_block, shard.slab_bytes):
@@ -217,8 +226,9 @@ def _planned_bytes(plan: AccessPlan, tensors: Sequence[int]) -> int:
     for number in tensors:
         tensor, access = plan.logical.tensors[number], plan.tensors[number]
         blocks = -(-tensor.elements // access.block)
-        if tensor.base_input != 0:
-            total += tensor.elements * dtype(tensor.dtype).itemsize
+        total += required_of(plan.logical, tensor)
+        if tensor.assembly is not None:
+            continue
         for place, expert in enumerate(tensor.experts):
             if expert.input == 0:
                 continue

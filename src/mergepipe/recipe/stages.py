@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from mergepipe.errors import RecipeError
-from mergepipe.recipe.model import ModelRef, Recipe
+from mergepipe.recipe.model import ModelRef, Recipe, TokenizerSpec
 
 
 def in_order(recipes: Sequence[Recipe], where: str) -> tuple[Recipe, ...]:
@@ -58,7 +58,17 @@ def with_stages(recipe: Recipe, places: Mapping[str, Path]) -> Recipe:
         models=tuple(replace(entry, model=settle(entry.model)) for entry in recipe.models),
         slices=slices,
         base=None if recipe.base is None else settle(recipe.base),
+        tokenizer=None if recipe.tokenizer is None else _settled(recipe.tokenizer, settle),
     )
+
+
+def _settled(tokenizer: TokenizerSpec, settle: Callable[[ModelRef], ModelRef]) -> TokenizerSpec:
+    tokens = {
+        token: source if source.model is None else replace(source, model=settle(source.model))
+        for token, source in tokenizer.tokens.items()
+    }
+    source = settle(tokenizer.source) if isinstance(tokenizer.source, ModelRef) else tokenizer.source
+    return replace(tokenizer, source=source, tokens=tokens)
 
 
 def _paths(recipe: Recipe) -> set[str]:
@@ -73,3 +83,7 @@ def _refs(recipe: Recipe) -> Iterator[ModelRef]:
         if each.base_model is not None:
             yield each.base_model
         yield from (source.model for source in each.sources)
+    if recipe.tokenizer is not None:
+        if isinstance(recipe.tokenizer.source, ModelRef):
+            yield recipe.tokenizer.source
+        yield from (source.model for source in recipe.tokenizer.tokens.values() if source.model is not None)

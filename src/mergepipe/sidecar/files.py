@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,13 +42,13 @@ def sidecar_files(store: ByteStore, base: Checkpoint) -> tuple[SidecarFile, ...]
     return tuple(SidecarFile(key, store.version(key).size) for key in keys if key not in weights and _goes(key))
 
 
-def copy_sidecars(store: ByteStore, base: Checkpoint, staging: Path) -> tuple[str, ...]:
-    """Copy the base's `sidecar_files` into `staging`, byte for byte, durably; the keys copied.
+def copy_sidecars(store: ByteStore, base: Checkpoint, staging: Path, other: Collection[str] = ()) -> tuple[str, ...]:
+    """Copy the base's `sidecar_files` but those in `other` into `staging`, byte for byte, durably; the keys copied.
 
     Links become files, permissions are the user's default. One MiB is held at a time. Raises `OutputError`, or
     `SourceError` if a file cannot be read or shrinks meanwhile.
     """
-    files = sidecar_files(store, base)
+    files = [file for file in sidecar_files(store, base) if file.key not in other]
     buffer = memoryview(bytearray(_BUFFER))
     for file in files:
         _copy(store, file, staging / file.key, buffer)

@@ -26,14 +26,14 @@ from mergepipe.checkpoint.quantised import refuse_quantised
 from mergepipe.core.digest import digest_of
 from mergepipe.core.dtypes import dtype
 from mergepipe.core.units import format_bytes
-from mergepipe.errors import ManifestMismatch, RecipeError, SourceError, UsageError
+from mergepipe.errors import ManifestMismatch, SourceError, UsageError
 from mergepipe.execute.assemble import filling_bytes
 from mergepipe.execute.buffers import differing_buffers
 from mergepipe.execute.combine import workspace_bytes
 from mergepipe.execute.distance import stored_distance
 from mergepipe.execute.local import run_locally
 from mergepipe.index.build import cost_to_ensure, ensure
-from mergepipe.index.groups import computable, gather, group_cost
+from mergepipe.index.groups import gather, group_cost
 from mergepipe.index.model import Knowledge, Wanted
 from mergepipe.index.padding import mean_rows, padding_bytes
 from mergepipe.index.storage import Shelf, default_shelf
@@ -483,12 +483,6 @@ def _know(
 ) -> Knowledge:
     capped = budget.cap is not None or budget.blocks is not None
     together = wanted_group_facts(logical, prepared.operator)
-    beyond = [each for each in together if not computable(each)]
-    if beyond:
-        raise RecipeError(
-            f"merge_method: {prepared.operator.name} needs facts of several models together "
-            f"({type(beyond[0].need).__name__} of {beyond[0].tensor}), which cannot be computed yet"
-        )
     wanted = wanted_facts(logical, prepared.operator)
     index_bytes = prepared.meter.spent().bytes[Purpose.INDEX]
     if not capped and not wanted and not together:

@@ -145,16 +145,6 @@ def test_a_layer_that_does_not_exist_is_named(family: Path, tmp_path: Path) -> N
         merge(family, tmp_path / "out", document)
 
 
-@pytest.mark.parametrize("method", ["arcee_fusion", "ramplus_tl"])
-def test_methods_whose_facts_cannot_be_computed_yet_are_refused(family: Path, tmp_path: Path, method: str) -> None:
-    """A typed error before anything is read, not a failure on the way."""
-    models = [{"model": str(family / "expert1")}]
-    document = {"merge_method": method, "base_model": str(family / "base"), "models": models}
-    with pytest.raises(RecipeError, match="cannot be computed yet"):
-        merge(family, tmp_path / "out", document)
-    assert not (tmp_path / "out").exists()
-
-
 def changed(family: Path, folder: Path, name: str, change: dict[str, Any], **config: Any) -> Path:
     """A copy of a model with tensors added, or (None) left out, and keys of its config replaced."""
     tensors = {key: ("BF16", values) for key, values in read_floats(family / name).items()}

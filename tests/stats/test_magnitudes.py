@@ -56,11 +56,11 @@ class Stream:
 
     def cuts(self, total: int, ranks: Sequence[int], room: int, working: int) -> list[tuple[float, int]]:
         """Feed all, then finish."""
-        found = Magnitudes(self.sizes.size, total, ranks, self.sizes.dtype, room, working, quickest_loops())
+        found = Magnitudes(self.sizes.size, total, self.sizes.dtype, room, working, quickest_loops())
         for start, part in self([(0, self.sizes.size)]):
             found.feed(start, part)
         self.seen = 0
-        return [(cut.threshold, cut.cut) for cut in found.finish(self)]
+        return [(cut.threshold, cut.cut) for cut in found.finish(self, ranks)]
 
 
 def ranks_of(total: int) -> list[int]:
@@ -165,7 +165,6 @@ def test_a_cut_as_a_fact() -> None:
 
 def test_no_element_was_fed() -> None:
     """A delta that is zero by nature keeps its first k elements."""
-    found: Any = Magnitudes(0, 10, [1, 4], np.dtype(np.float32), 0, LEAST_WORKING, NumpyLoops()).finish(
-        lambda spans: iter(())
-    )
+    nothing = Magnitudes(0, 10, np.dtype(np.float32), 0, LEAST_WORKING, NumpyLoops())
+    found: Any = nothing.finish(lambda spans: iter(()), [1, 4])
     assert [(cut.threshold, cut.cut) for cut in found] == [(0.0, 0), (0.0, 3)]

@@ -17,9 +17,20 @@ from mergepipe.core.dtypes import FloatArray, decode
 from mergepipe.core.leaves import LEAF
 from mergepipe.errors import MemoryLimitTooSmall, NonFiniteError, UsageError
 from mergepipe.index.model import Pair, PairTensor, WantedGroup
-from mergepipe.stats.contract import GramNeed, GroupFact, VectorGramNeed
+from mergepipe.stats.contract import (
+    GramNeed,
+    GroupFact,
+    GroupNeed,
+    ImportanceNeed,
+    OverlapNeed,
+    VarianceMaskNeed,
+    VectorGramNeed,
+)
 from mergepipe.stats.gram import ColumnGram, RowGram, gram_demand
-from mergepipe.stats.group import Geometry, GroupStatistic, GroupTile
+from mergepipe.stats.group import Demand, Geometry, GroupStatistic, GroupTile
+from mergepipe.stats.importance import Importance, importance_demand
+from mergepipe.stats.overlap import Overlap, overlap_demand
+from mergepipe.stats.variance import VarianceMask, variance_demand
 from mergepipe.store.contract import Access, ByteStore, Purpose
 from mergepipe.store.meter import Meter
 
@@ -27,18 +38,14 @@ from mergepipe.store.meter import Meter
 _RUN = 16 * LEAF
 
 
-def computable(wanted: WantedGroup) -> bool:
-    """Whether this need can be answered by streaming."""
-    return isinstance(wanted.need, GramNeed | VectorGramNeed)
-
-
 def group_cost(pairs: Sequence[Pair], wanted: Sequence[WantedGroup]) -> int:
-    """Bytes that `gather` will read."""
+    """Bytes that `gather` will read, all looks that are certain included."""
     total = 0
     for each in wanted:
         members = _members(pairs, each)
-        total += len(members[0].base.extent)
-        total += sum(member.elements * member.expert.storage.itemsize for member in members)
+        once = len(members[0].base.extent)
+        once += sum(member.elements * member.expert.storage.itemsize for member in members)
+        total += once * _demand(each.need, _geometry(members), 0).looks
     return total
 
 
@@ -48,7 +55,7 @@ def gather(
     """Answer every need in one pass over its tensors. Raises `UsageError` if reading is not allowed."""
     if wanted and not allow_reads:
         raise UsageError(
-            f"{wanted[0].tensor}: inner products of its experts would have to be read ({group_cost(pairs, wanted):,} "
+            f"{wanted[0].tensor}: facts of all its experts would have to be read for ({group_cost(pairs, wanted):,} "
             "bytes in all), which --no-index-reads forbids"
         )
     stores: dict[str, ByteStore] = {}
@@ -67,43 +74,69 @@ def _answer(pairs: Sequence[Pair], wanted: WantedGroup, stores: Mapping[str, Byt
     members = _members(pairs, wanted)
     base = members[0].base
     tensors = [base, *(member.expert for member in members)]
-    wide = any(tensor.dtype == "F64" for tensor in tensors)
-    geometry = Geometry(base.shape, len(members), np.dtype(np.float64 if wide else np.float32))
-    need = wanted.need
-    assert isinstance(need, GramNeed | VectorGramNeed)
-    demand = gram_demand(need, geometry)
-    needed = demand.bytes + _RUN * (sum(t.storage.itemsize for t in tensors) + 8 * len(tensors))
+    geometry = _geometry(members)
+    raws = sum(tensor.storage.itemsize for tensor in tensors)
+    taken = _RUN * (raws + 8 * len(tensors))
+    demand = _demand(wanted.need, geometry, memory - taken)
+    run = max(_RUN, demand.unit) if demand.whole else _RUN
+    needed = demand.bytes + run * (raws + 8 * len(tensors))
     if needed > memory:
-        raise MemoryLimitTooSmall(f"inner products of {wanted.tensor}", needed, memory)
-    by_column = isinstance(need, VectorGramNeed) and need.axis != -1
-    statistic: GroupStatistic = _column(need, geometry) if by_column else RowGram(need, geometry)
+        raise MemoryLimitTooSmall(f"facts of all experts of {wanted.tensor} together", needed, memory)
+    statistic = _statistic(wanted.need, geometry, memory - taken)
     readers = [stores[pairs[wanted.pairs[0]].base.url], *(stores[pairs[n].expert.url] for n in wanted.pairs)]
 
     def look() -> Iterator[GroupTile]:
-        return _tiles(members, readers, geometry, demand.unit)
+        return _tiles(members, readers, geometry, demand)
 
     for tile in look():
         if not all(np.isfinite(part).all() for part in (tile.base, *tile.deltas)):
             models = ", ".join(pairs[number].expert.ref for number in wanted.pairs)
             raise NonFiniteError(
-                f"{wanted.tensor}: holds NaN or infinity in the base or in one of {models}; its inner products, which "
-                "this method's coefficients follow from, have no value: mend the model"
+                f"{wanted.tensor}: holds NaN or infinity in the base or in one of {models}; the facts that "
+                "this method's coefficients follow from have no value: mend the model"
             )
         statistic.feed(tile)
     return statistic.finish(look)
 
 
-def _column(need: GramNeed | VectorGramNeed, geometry: Geometry) -> GroupStatistic:
-    assert isinstance(need, VectorGramNeed)
-    return ColumnGram(need, geometry)
+def _geometry(members: Sequence[PairTensor]) -> Geometry:
+    base = members[0].base
+    wide = any(tensor.dtype == "F64" for tensor in (base, *(member.expert for member in members)))
+    return Geometry(base.shape, len(members), np.dtype(np.float64 if wide else np.float32))
+
+
+def _demand(need: GroupNeed, geometry: Geometry, memory: int) -> Demand:
+    match need:
+        case GramNeed() | VectorGramNeed():
+            return gram_demand(need, geometry)
+        case VarianceMaskNeed():
+            return variance_demand(need, geometry, memory)
+        case OverlapNeed():
+            return overlap_demand(geometry)
+        case ImportanceNeed():
+            return importance_demand(need, geometry, memory)
+
+
+def _statistic(need: GroupNeed, geometry: Geometry, memory: int) -> GroupStatistic:
+    match need:
+        case VectorGramNeed() if need.axis != -1:
+            return ColumnGram(need, geometry)
+        case GramNeed() | VectorGramNeed():
+            return RowGram(need, geometry)
+        case VarianceMaskNeed():
+            return VarianceMask(need, geometry, memory)
+        case OverlapNeed():
+            return Overlap(need, geometry)
+        case ImportanceNeed():
+            return Importance(need, geometry, memory)
 
 
 def _tiles(
-    members: Sequence[PairTensor], readers: Sequence[ByteStore], geometry: Geometry, unit: int
+    members: Sequence[PairTensor], readers: Sequence[ByteStore], geometry: Geometry, demand: Demand
 ) -> Iterator[GroupTile]:
-    """Tiles of whole units up to a leaf; a larger unit in leaves counted from its start."""
+    """Tiles of whole units up to a leaf; a larger unit in leaves counted from its start, or whole."""
     base = members[0].base
-    for start, stop in _runs(geometry.elements, unit):
+    for start, stop in _runs(geometry.elements, demand):
         own = _values(readers[0], base, start, stop, geometry)
         deltas = []
         for member, reader in zip(members, readers[1:], strict=True):
@@ -115,15 +148,16 @@ def _tiles(
             else:  # a delta of two narrow inputs is their float32 difference, whoever else is merged
                 delta[: covered - start] = mine.astype(np.float32) - own[: covered - start].astype(np.float32)
             deltas.append(delta)
-        for a, b in _cuts(start, stop, unit):
+        for a, b in _cuts(start, stop, demand):
             part = slice(a - start, b - start)
             yield GroupTile(a, own[part], [delta[part] for delta in deltas])
 
 
-def _runs(elements: int, unit: int) -> Iterator[tuple[int, int]]:
+def _runs(elements: int, demand: Demand) -> Iterator[tuple[int, int]]:
     """What is read at once: whole units, or leaves of one unit."""
-    if unit <= _RUN:
-        stride = _RUN // unit * unit
+    unit = demand.unit
+    if unit <= _RUN or demand.whole:
+        stride = max(1, _RUN // unit) * unit
         for start in range(0, elements, stride):
             yield start, min(start + stride, elements)
         return
@@ -132,9 +166,10 @@ def _runs(elements: int, unit: int) -> Iterator[tuple[int, int]]:
             yield start, min(start + _RUN, first + unit)
 
 
-def _cuts(start: int, stop: int, unit: int) -> Iterator[tuple[int, int]]:
-    if unit <= LEAF:
-        stride = LEAF // unit * unit
+def _cuts(start: int, stop: int, demand: Demand) -> Iterator[tuple[int, int]]:
+    unit = demand.unit
+    if unit <= LEAF or demand.whole:
+        stride = max(1, LEAF // unit) * unit
         for at in range(start, stop, stride):
             yield at, min(at + stride, stop)
         return

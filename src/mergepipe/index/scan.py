@@ -481,11 +481,7 @@ class _Expert:
         self.compute = _compute(job, expert)
         self.table = _DeltaTable(blocks) if job.blocks else None
         total = job.tensor.elements
-        self._cuts = (
-            Magnitudes(expert.elements, total, expert.ranks, self.compute, room, working, loops)
-            if expert.ranks
-            else None
-        )
+        self._cuts = Magnitudes(expert.elements, total, self.compute, room, working, loops) if expert.ranks else None
         self._found: tuple[MagnitudeCut, ...] = ()
         self._masked = MaskedL1Sums(expert.masks) if expert.masks else None
         self._ranked = [RankedMaskL1Sums(need, self.compute) for need in expert.ranked]
@@ -512,7 +508,7 @@ class _Expert:
     def cut(self, look: magnitudes.Look) -> None:
         """Find the cuts, after the first look."""
         if self._cuts is not None:
-            self._found = tuple(self._cuts.finish(look))
+            self._found = tuple(self._cuts.finish(look, self.job.ranks))
             self._cuts = None
         if self.job.bands:
             self._banded = BandL1Sums(self.job.bands, dict(zip(self.job.ranks, self._found, strict=True)))

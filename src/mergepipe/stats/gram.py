@@ -27,10 +27,10 @@ def gram_demand(need: GramNeed | VectorGramNeed, geometry: Geometry) -> Demand:
     wide = inputs * LEAF * 8
     if _by_column(need):
         width = _width(geometry)
-        return Demand(width, False, wide + 2 * pairs * width * 8 + (LEAF + min(width, LEAF)) * 8, 1)
+        return Demand(width, False, wide + 2 * pairs * width * 8 + (LEAF + min(width, LEAF)) * 8, 1, 1)
     length = _length(need, geometry)
     totals = geometry.elements // length * pairs * 8
-    return Demand(length, False, wide + totals + row_sums_bytes(LEAF, min(length, LEAF)), 1)
+    return Demand(length, False, wide + totals + row_sums_bytes(LEAF, min(length, LEAF)), 1, 1)
 
 
 class RowGram:

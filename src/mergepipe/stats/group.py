@@ -31,14 +31,15 @@ class Demand:
     """How a statistic wants its tiles, and what it takes.
 
     Tiles are runs of whole `unit`s of elements, of at most a leaf. A larger unit comes in leaves counted from its
-    start, or with `whole` in one tile. `bytes` are taken beside the tiles; `looks` is how often at most the tensor
-    is gone through.
+    start, or with `whole` in one tile. `bytes` are taken beside the tiles. The tensor is gone through `looks` times
+    for certain if there is anything to find, and `most` times at most.
     """
 
     unit: int
     whole: bool
     bytes: int
     looks: int
+    most: int
 
 
 @dataclass(slots=True)

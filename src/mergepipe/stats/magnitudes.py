@@ -79,8 +79,13 @@ def useful_working(elements: int) -> int:
     return max(LEAST_WORKING, elements // 64 * _SELECTED_BYTES)
 
 
+def further_looks(compute: np.dtype[Any]) -> int:
+    """How often at most `Magnitudes.finish` looks again: a digit at a time, and for the positions."""
+    return (8 * compute.itemsize - 16) // _DIGIT_BITS + 1
+
+
 class Magnitudes:
-    """Several order statistics of one delta: of each of `ranks` (from 1, the largest) the magnitude and the cut.
+    """Several order statistics of one delta: of ranks from 1, the largest, the magnitude and the cut.
 
     `total` elements count, of which the first `elements` are fed (in order, once, as |δ| in `compute`
     precision) and the rest are zeros. At most `room` bytes are kept beside `FIXED_BYTES`, and
@@ -92,7 +97,6 @@ class Magnitudes:
         self,
         elements: int,
         total: int,
-        ranks: Sequence[int],
         compute: np.dtype[Any],
         room: int,
         working: int,
@@ -102,7 +106,6 @@ class Magnitudes:
         self._compute, self._loops = compute, loops
         self._bits: np.dtype[Any] = np.dtype(f"u{compute.itemsize}")
         self._shift = 8 * compute.itemsize - 16
-        self._ranks = ranks
         few = elements <= _SORTED
         self._few: Bits | None = np.empty(elements, self._bits) if few else None
         self._size = _record_size(elements)
@@ -142,17 +145,17 @@ class Magnitudes:
             patterns = delta[first:stop].view(self._bits)
             self.counted(patterns.size, self._loops.count(patterns, self._tally))
 
-    def finish(self, look: Look) -> list[MagnitudeCut]:
-        """One cut a rank; looks again at what is not known yet."""
+    def finish(self, look: Look, ranks: Sequence[int]) -> list[MagnitudeCut]:
+        """One cut a rank (from 1, the largest); looks again at what is not known yet."""
         if self._few is not None:
-            return self._finish_few(self._few)
+            return self._finish_few(self._few, ranks)
         if self._filled:
             self._close_record()
         self._top[0] += self._total - self._elements
-        spots = self._locate()
+        spots = self._locate(ranks)
         if spots is None:
             self._records = None
-            return self._descent().cuts(self._ranks, look)
+            return self._descent().cuts(ranks, look)
         return self._look_up(spots, [record.span for record in self._records or ()], look)
 
     # --- the first look
@@ -184,10 +187,10 @@ class Magnitudes:
 
     # --- what follows from it
 
-    def _finish_few(self, patterns: Bits) -> list[MagnitudeCut]:
+    def _finish_few(self, patterns: Bits, ranks: Sequence[int]) -> list[MagnitudeCut]:
         order = np.argsort(~patterns, kind="stable")
         cuts = []
-        for rank in self._ranks:
+        for rank in ranks:
             if rank > patterns.size:  # all that was fed, and zeros after it
                 cuts.append(MagnitudeCut(0.0, rank - 1))
             else:
@@ -195,11 +198,11 @@ class Magnitudes:
                 cuts.append(_cut(int(patterns[position]), position, self._compute))
         return cuts
 
-    def _locate(self) -> list[_Spot] | None:
+    def _locate(self, ranks: Sequence[int]) -> list[_Spot] | None:
         """Threshold of every rank and where its cut lies, or None if too little was kept to know."""
         if self._records is None:
             return None
-        buckets, inner = _find(self._top, self._ranks)
+        buckets, inner = _find(self._top, ranks)
         needed = np.unique(buckets)
         slot = np.full(TOP, -1, np.int16)
         slot[needed] = np.arange(needed.size)

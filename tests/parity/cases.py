@@ -1,8 +1,7 @@
 """What is compared with mergekit: recipes by method, and recipes of the language's other features.
 
 A recipe is mergekit's YAML as a mapping, in which "@base", "@expert1", … stand for the models of the case's
-family. Add a variant of a method as a row of `METHODS`. A row whose method is not in the registry, or which
-needs something that `capabilities.py` finds the package not to do yet, is not collected.
+family. Add a variant of a method as a row of `METHODS`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class Case:
     rounding: str = "float32"
     masks: str = ""
     keeps: bool = False
-    needs: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     documents: tuple[Recipe, ...] = field(default=(), hash=False)
 
@@ -418,14 +416,14 @@ def _slices(*slices: Any, **more: Any) -> Recipe:
     return {"slices": [each if isinstance(each, dict) else {"sources": each} for each in slices], **more}
 
 
-def _features(group: str, needs: str, rows: Mapping[str, tuple[str, Recipe]], **more: Any) -> list[Case]:
+def _features(group: str, rows: Mapping[str, tuple[str, Recipe]], **more: Any) -> list[Case]:
     return [
-        Case(f"{group}-{label}", recipe["merge_method"], recipe, family, needs=(needs,), **more)
+        Case(f"{group}-{label}", recipe["merge_method"], recipe, family, **more)
         for label, (family, recipe) in rows.items()
     ]
 
 
-SLICES: Final = _features("slices", "slices", {
+SLICES: Final = _features("slices", {
     "whole": ("bf16", _slices(
         [_source("@expert1", 0, 2, weight=0.6), _source("@expert2", 0, 2, weight=0.4)], merge_method="linear",
     )),
@@ -478,7 +476,7 @@ def _united(**more: Any) -> Recipe:
     return _tokenizer("linear", models(*({"weight": w} for w in (0.5, 0.3, 0.4)), of=_THREE), **more)
 
 
-TOKENIZERS: Final = _features("tokenizer", "tokenizer", {
+TOKENIZERS: Final = _features("tokenizer", {
     "union": ("vocabularies", _united(base_model="@base", parameters={"weight": 0.2}, tokenizer_source="union")),
     "union-task-vectors": ("vocabularies", _tokenizer(
         "task_arithmetic", models(*({"weight": w} for w in (0.5, 0.3, 0.4)), of=_THREE), base_model="@base",
@@ -526,7 +524,7 @@ TOKENIZERS: Final = _features("tokenizer", "tokenizer", {
     )),
 }, also=("config", "tokenizer"))  # fmt: skip
 
-CHAT: Final = _features("chat", "chat_template", {
+CHAT: Final = _features("chat", {
     "auto": ("vocabularies", _tokenizer(
         "linear", models({"weight": 1.0}, of=("@expert1",)), chat_template="auto",
     )),
@@ -542,7 +540,7 @@ CHAT: Final = _features("chat", "chat_template", {
 
 MULTI: Final = [
     Case(
-        "multi-two-stages", "linear", {}, needs=("documents",),
+        "multi-two-stages", "linear", {},
         documents=(
             {"name": "first", "merge_method": "task_arithmetic", **with_base(weights(0.5, 0.4))},
             {"merge_method": "linear", **without_base(
@@ -551,7 +549,7 @@ MULTI: Final = [
         ),
     ),
     Case(
-        "multi-named-base", "slerp", {}, needs=("documents",),
+        "multi-named-base", "slerp", {},
         documents=(
             {"merge_method": "slerp", "base_model": "one", "models": models({}, of=("two",)), "parameters": {"t": 0.3}},
             {"name": "one", "merge_method": "linear", **without_base(weights(0.5, 0.4))},

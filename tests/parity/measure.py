@@ -13,7 +13,6 @@ import numpy as np
 from mergepipe import api
 from mergepipe.testing.checkpoints import read_floats
 from tests.parity.batch import Place
-from tests.parity.capabilities import supported
 from tests.parity.cases import METHODS, OUT_DTYPES, Case
 from tests.parity.compare import Distance, Floats, distance
 from tests.parity.peer import HOW_TO, peer_python, run_batch
@@ -70,10 +69,9 @@ def comparisons(case: Case, out_dtype: str, mine: Path, theirs: Path) -> Iterato
 
 
 def table(place: Place, python: Path) -> Iterator[str]:
-    """The rows of docs/parity.md, one for each method that is there."""
+    """The rows of docs/parity.md, one for each method."""
     for method, cases in METHODS.items():
-        found = [case for case in cases if supported(case)]
-        runs = [(case, out_dtype) for case in found for out_dtype in OUT_DTYPES]
+        runs = [(case, out_dtype) for case in cases for out_dtype in OUT_DTYPES]
         outcomes = run_batch(python, [place.job(*run) for run in runs], place.folder / method)
         worst, differing, compared, excluded = 0.0, 0, 0, 0
         for (case, out_dtype), outcome in zip(runs, outcomes, strict=True):
@@ -88,7 +86,7 @@ def table(place: Place, python: Path) -> Iterator[str]:
                     excluded += each.excluded
         share = excluded / (compared + excluded)
         yield (
-            f"| `{method}` | {len(found)} | {worst:.0f} | {1e6 * differing / compared:.0f} | "
+            f"| `{method}` | {len(cases)} | {worst:.0f} | {1e6 * differing / compared:.0f} | "
             f"{f'{100 * share:.2f} %' if share else '–'} |"
         )
 

@@ -13,8 +13,7 @@ import pytest
 from mergepipe.errors import IncompatibleModels, NonFiniteError, RecipeError
 from mergepipe.testing.checkpoints import read_floats, read_tensors
 from tests.parity.batch import Place, Probe
-from tests.parity.capabilities import beyond, capable
-from tests.parity.cases import SLICES, Recipe, models, sparse, weights
+from tests.parity.cases import Recipe, models, sparse, weights
 from tests.parity.compare import Floats
 from tests.parity.peer import Outcome
 
@@ -258,7 +257,6 @@ def test_dense_layers_among_sparse_ones(probe: Probe, theirs: Theirs, place: Pla
         np.testing.assert_allclose(mine[name], values + 0.5 * (expert[name] - values), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(not capable(SLICES[0].needs[0]), reason="slices are not supported yet")
 @probe("stacked-mixture", "gpt_oss", franken={
     "merge_method": "passthrough", **FLOAT32,
     "slices": [
@@ -297,7 +295,6 @@ def test_tensors_beside_the_architecture_are_merged(probe: Probe, theirs: Theirs
         np.testing.assert_allclose(mine[name], values + 0.5 * (expert[name] - values), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(not capable(SLICES[0].needs[0]), reason="slices are not supported yet")
 @probe("cut-multimodal", "gemma3", franken={
     "merge_method": "passthrough", **FLOAT32,
     "slices": [
@@ -359,7 +356,6 @@ def test_other_vocabulary_sizes_are_refused_by_both(probe: Probe, theirs: Theirs
             ours(place, probe, label, tmp_path / label)
 
 
-@pytest.mark.skipif("arcee_fusion" in beyond(), reason="needs facts that the engine cannot compute yet")
 @probe("fusion-dtype", "bf16", plain={
     "merge_method": "arcee_fusion", "base_model": "@base", "models": models({}),
 })  # fmt: skip
@@ -393,7 +389,6 @@ def test_bfloat16_models_are_not_computed_in_bfloat16(
     assert sum(errors["mine"]) < sum(errors["peer"])
 
 
-@pytest.mark.skipif(not capable(SLICES[0].needs[0]), reason="slices are not supported yet")
 @probe("layer-types", "qwen3", franken={
     "merge_method": "passthrough", **FLOAT32,
     "slices": [

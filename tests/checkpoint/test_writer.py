@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from mergepipe.checkpoint import writer as writer_module
 from mergepipe.checkpoint.writer import BUFFER_BYTES, ShardWriter
 from mergepipe.errors import OutputError
 from mergepipe.testing.checkpoints import read_tensors
@@ -86,7 +87,8 @@ def test_files_larger_than_the_ring_pass_through_it(tmp_path: Path, monkeypatch:
         synced.append(descriptor)
         real(descriptor)
 
-    monkeypatch.setattr("mergepipe.checkpoint.writer._SYNC_EVERY", 4 << 20)
+    monkeypatch.setattr(writer_module, "_DIRECT", 0)
+    monkeypatch.setattr(writer_module, "_SYNC_EVERY", 4 << 20)
     monkeypatch.setattr(os, "fdatasync", counting)
     raw = random_bytes(3 * BUFFER_BYTES)
     path = tmp_path / "out.safetensors"
@@ -95,6 +97,48 @@ def test_files_larger_than_the_ring_pass_through_it(tmp_path: Path, monkeypatch:
         _, digest = writer.close()
     assert digest == file_digest(path)
     assert len(synced) == raw.size // (4 << 20)
+
+
+@pytest.mark.parametrize("size", [(9 << 20) - 8 - 56, (9 << 20) + 1, 12345678])
+@pytest.mark.parametrize("refused", ["never", "at the opening", "in the middle"])
+def test_past_the_page_cache_or_not_the_file_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, refused: str
+) -> None:
+    """Large files go directly; where a file system or device refuses that, by way of the cache from there on."""
+    opened, wrote, modes = os.open, os.write, []
+
+    def opening(path: Path, flags: int, mode: int = 0o777) -> int:
+        if refused == "at the opening" and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return opened(path, flags, mode)
+
+    def writing(descriptor: int, view: memoryview) -> int:
+        modes.append(writer_module.is_direct(descriptor))
+        if refused == "in the middle" and len(modes) > 4 and modes[-1]:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return wrote(descriptor, view)
+
+    monkeypatch.setattr(os, "open", opening)
+    monkeypatch.setattr(os, "write", writing)
+    raw = random_bytes(size)
+    path = tmp_path / "out.safetensors"
+    with ShardWriter(path, [("w", "U8", (size,))]) as writer:
+        writer.append(raw)
+        length, digest = writer.close()
+    content = path.read_bytes()
+    assert content.endswith(raw.tobytes())
+    assert (len(content), file_digest(path)) == (length, digest)
+    if direct_writing(tmp_path):
+        assert any(modes) == (refused != "at the opening")
+
+
+def direct_writing(folder: Path) -> bool:
+    """Whether the file system of `folder` knows writing past the page cache."""
+    try:
+        os.close(os.open(folder / "probe", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
 
 
 def test_the_file_is_durable_before_close_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +231,7 @@ def test_a_failed_sync_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("mergepipe.checkpoint.writer._SYNC_EVERY", 1 << 20)
+    monkeypatch.setattr(writer_module, "_SYNC_EVERY", 1 << 20)
     monkeypatch.setattr(os, name, fail)
     path = tmp_path / "out.safetensors"
     with pytest.raises(OutputError, match="device failed"):

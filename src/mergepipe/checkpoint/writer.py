@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import math
+import mmap
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,6 +26,10 @@ from mergepipe.errors import OutputError
 _SLOT: Final = 1 << 20
 _SLOTS: Final = 8
 _SYNC_EVERY: Final = 64 << 20
+# Past the page cache a file is written several times as fast, and does not push the inputs out of it; of smaller
+# files that is nothing. 0 where the system has no such writing.
+_LEAST_DIRECT: Final = 8 << 20
+_DIRECT: Final = getattr(os, "O_DIRECT", 0)
 
 # What one open writer holds in memory, whatever it writes.
 BUFFER_BYTES: Final = _SLOT * _SLOTS
@@ -52,8 +58,9 @@ class ShardWriter:
 
     `append` copies into a ring of 8 slots of 1 MiB and returns: the caller may reuse its buffer at once, and
     waits only while the ring is full. Full slots are written by one thread and hashed by another (SHA-256
-    releases the interpreter lock); a third starts a data sync every 64 MiB, so that the last one is short.
-    An error of those threads is raised by the next `append` or by `close`. `append` is not thread-safe.
+    releases the interpreter lock). Large files are written past the page cache where the file system can do so;
+    else a third thread starts a data sync every 64 MiB, so that the last one is short. An error of those threads
+    is raised by the next `append` or by `close`. `append` is not thread-safe.
 
     Leaving the block without a successful `close` removes the file: a shard exists whole or not at all.
     """
@@ -82,7 +89,7 @@ class ShardWriter:
 
     def __enter__(self) -> Self:
         try:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            self._descriptor = _open(self._path, _DIRECT if self._size >= _LEAST_DIRECT else 0)
         except OSError as error:
             raise output_error(self._path, error) from error
         for _ in range(_SLOTS):
@@ -160,7 +167,7 @@ class ShardWriter:
                     _write_all(self._descriptor, slot.view())
                 except OSError as error:
                     self._failure = error
-                unsynced += slot.used
+                unsynced += 0 if is_direct(self._descriptor) else slot.used
                 if unsynced >= _SYNC_EVERY:
                     unsynced = 0
                     self._to_sync.put(True)
@@ -213,7 +220,8 @@ class _Slot:
     __slots__ = ("_bytes", "_lock", "holders", "used")
 
     def __init__(self) -> None:
-        self._bytes = np.empty(_SLOT, np.uint8)
+        # Of whole pages, as direct writing demands.
+        self._bytes = np.frombuffer(mmap.mmap(-1, _SLOT), np.uint8)
         self._lock = threading.Lock()
         self.holders = 0
         self.used = 0
@@ -250,6 +258,35 @@ def _as_bytes(view: memoryview) -> NDArray[np.uint8]:
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
+def _open(path: Path, direct: int) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | direct, 0o666)
+    except OSError as error:
+        if not direct or error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o666)  # a file system that has pages only, such as tmpfs
+
+
+def is_direct(descriptor: int) -> bool:
+    """Whether what is written to an open file goes past the page cache."""
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & _DIRECT)
+
+
 def _write_all(descriptor: int, view: memoryview) -> None:
+    """Write all of `view`; from the first part on that is no whole number of pages, by way of the page cache."""
     while view:
-        view = view[os.write(descriptor, view) :]
+        if len(view) % mmap.PAGESIZE:
+            _through_the_cache(descriptor)
+        try:
+            view = view[os.write(descriptor, view) :]
+        except OSError as error:
+            if error.errno != errno.EINVAL or not is_direct(descriptor):
+                raise
+            _through_the_cache(descriptor)  # a device of larger sectors
+
+
+def _through_the_cache(descriptor: int) -> None:
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    if flags & _DIRECT:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~_DIRECT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class SlabPool:
-    """`count` buffers of `size` bytes each, allocated as they are first needed and then reused."""
+    """`count` buffers of `size` bytes each, at the starts of pages, allocated as they are first needed and reused."""
 
     def __init__(self, size: int, count: int) -> None:
         self.size = size
@@ -23,7 +24,7 @@ class SlabPool:
             if len(self._free) + self._unmade < count:
                 return None
             while len(self._free) < count:
-                self._free.append(np.empty(self.size, np.uint8))
+                self._free.append(np.frombuffer(mmap.mmap(-1, self.size), np.uint8))
                 self._unmade -= 1
             keep = len(self._free) - count
             taken = self._free[keep:]

@@ -33,12 +33,13 @@ from mergepipe.execute.memory import SlabPool
 from mergepipe.manifest.model import FileRecord, Receipt
 from mergepipe.operators.contract import Operator
 from mergepipe.plan.access import AccessPlan, is_combined, read_set, resolve_tensor
-from mergepipe.plan.schedule import Limits, Read, ShardPlan, Step, steps
+from mergepipe.plan.schedule import SLAB_MARGIN, Limits, Read, ShardPlan, Step, steps
 from mergepipe.store.contract import ByteStore, Purpose
 from mergepipe.store.meter import Meter
 from mergepipe.store.opening import open_store
 
 Progress = Callable[[int], None]
+_ALIGNED = 8  # bytes of the widest element
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,16 @@ class _Closing:
 
 
 class _Pending:
-    """A step under way: its slabs, how many of its reads are outstanding, its result to come."""
+    """A step under way: its slabs, how many of its reads are outstanding, its result to come.
 
-    def __init__(self, task: TensorTask, step: Step, slabs: dict[int, Raw], out: Raw | None) -> None:
-        self.task, self.step, self.slabs, self.out = task, step, slabs, out
+    It holds `taken` of the pool, one for each place and, unless the base's bytes are the result, one for that.
+    """
+
+    def __init__(self, task: TensorTask, step: Step, taken: list[Raw]) -> None:
+        self.task, self.step, self.taken = task, step, taken
+        shifts = {read.place: _shift(read) for read in step.reads}
+        self.slabs = {place: slab[shifts.get(place, 0) :] for place, slab in zip(step.slabs, taken, strict=False)}
+        self.out = taken[-1] if len(taken) > len(step.slabs) else None
         self.outstanding = len(step.reads)
         self.leaves: Leaves = {}
         self.lock = threading.Lock()
@@ -118,7 +125,7 @@ class _Pipeline:
     def __init__(self, work: ShardWork, stores: Sequence[ByteStore]) -> None:
         self._work = work
         self._stores = stores
-        self._pool = SlabPool(work.shard.slab_bytes, work.shard.slabs)
+        self._pool = SlabPool(work.shard.slab_bytes + SLAB_MARGIN, work.shard.slabs)
         self._readers = ThreadPoolExecutor(work.limits.readers, "mergepipe-read")
         self._workers = ThreadPoolExecutor(work.limits.workers, "mergepipe-combine")
         self._stopped = False
@@ -145,9 +152,8 @@ class _Pipeline:
 
     def release(self, pending: _Pending) -> None:
         """Give a written step's slabs back."""
-        slabs = list(pending.slabs.values()) + ([] if pending.out is None else [pending.out])
         pending.slabs.clear()
-        self._pool.give_back(slabs)
+        self._pool.give_back(pending.taken)
 
     def _steps(self) -> Iterator[tuple[TensorTask, Step]]:
         task: TensorTask | None = None
@@ -159,11 +165,10 @@ class _Pipeline:
     def _begin(self, task: TensorTask, step: Step) -> _Pending | None:
         tensor = task.tensor
         verbatim = len(step.slabs) == 1 and tensor.dtype == tensor.out_dtype and task.copies_unread
-        slabs = self._pool.try_take(len(step.slabs) + (not verbatim))
-        if slabs is None:
+        taken = self._pool.try_take(len(step.slabs) + (not verbatim))
+        if taken is None:
             return None
-        out = None if verbatim else slabs.pop()
-        pending = _Pending(task, step, dict(zip(step.slabs, slabs, strict=True)), out)
+        pending = _Pending(task, step, taken)
         for read in step.reads:
             self._readers.submit(self._fill, pending, read, pending.slabs[read.place])
         if tensor.assembly is not None:
@@ -215,6 +220,15 @@ class _Pipeline:
             pending.result.set_result(replace(result, leaves=pending.leaves) if pending.leaves else result)
         finally:
             self._spaces.append(space)
+
+
+def _shift(read: Read) -> int:
+    """Where in a slab a place's bytes begin: as far into a page as in their file, for reads straight into it.
+
+    At the slab's start where elements would not be aligned.
+    """
+    begin = (read.start - read.offset) % SLAB_MARGIN
+    return 0 if begin % _ALIGNED else begin
 
 
 def _task(work: ShardWork, number: int) -> TensorTask:

@@ -25,6 +25,8 @@ from mergepipe.plan.logical import TensorMerge
 _LARGEST_SLAB = 4 << 20
 # Reads issued ahead: with fewer steps in flight, storage waits for arithmetic.
 _STEPS_AHEAD = 6
+# Beside its bytes a slab has room to begin where in a page the bytes begin in their file.
+SLAB_MARGIN = 4096
 # A gap this small is cheaper to read through than to seek over.
 _GAP = 128 << 10
 
@@ -253,4 +255,4 @@ def _slabs(plan: AccessPlan, limits: Limits, scratch_bytes: int, whole_blocks: b
             f"one span of {span:,} elements of {most - 2} experts", most * smallest + scratch_bytes, limits.memory
         )
     slab = max(smallest, min(_LARGEST_SLAB, room // (most * _STEPS_AHEAD)) // smallest * smallest)
-    return slab, room // slab
+    return slab, max(most, room // (slab + SLAB_MARGIN))

@@ -1,4 +1,4 @@
-"""Files of a local directory, read by `preadv`; no memory maps, so no hidden read-ahead."""
+"""Files of a local directory, read by `preadv`: nothing is read that was not asked for, no read-ahead."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mergepipe.errors import SourceError
 from mergepipe.store.contract import Access, Version
+from mergepipe.store.direct import DirectFile
 
 _MAX_OPEN = 32
 
@@ -37,7 +38,7 @@ class LocalStore:
     def read_into(self, key: str, start: int, out: memoryview) -> None:
         handle = self._acquire(key)
         try:
-            done = 0
+            done = handle.direct.read_into(start, out)
             while done < len(out):
                 got = os.preadv(handle.descriptor, [out[done:]], start + done)
                 if got == 0:
@@ -79,7 +80,7 @@ class LocalStore:
     def close(self) -> None:
         with self._lock:
             for handle in self._open.values():
-                os.close(handle.descriptor)
+                handle.close()
             self._open.clear()
 
     def _acquire(self, key: str) -> _Handle:
@@ -89,7 +90,7 @@ class LocalStore:
                 self._evict()
                 path = self._root / key
                 try:
-                    handle = _Handle(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                    handle = _Handle(path)
                 except OSError as error:
                     raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
                 os.posix_fadvise(handle.descriptor, 0, 0, self._advice)
@@ -104,11 +105,17 @@ class LocalStore:
     def _evict(self) -> None:
         idle = [key for key, handle in self._open.items() if handle.users == 0]
         for key in idle[: max(0, len(self._open) - _MAX_OPEN + 1)]:
-            os.close(self._open.pop(key).descriptor)
+            self._open.pop(key).close()
 
 
 class _Handle:
-    __slots__ = ("descriptor", "users")
+    __slots__ = ("descriptor", "direct", "users")
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.users = descriptor, 0
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.direct = DirectFile(path)
+        self.users = 0
+
+    def close(self) -> None:
+        self.direct.close()
+        os.close(self.descriptor)

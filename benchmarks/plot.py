@@ -33,13 +33,13 @@ def points(results: Mapping[str, Any]) -> list[Point]:
     """All merges and index builds of a benchmark's results."""
     found = []
     for setting in results["settings"]:
-        copy = {"cp of the base": row["wall"] for row in setting["rows"] if row["role"] == "copy"}
+        copy = next((row["wall"] for row in setting["rows"] if row["role"] == "copy"), None)
         for row in setting["rows"]:
             if row["role"] not in ("merge", "index"):
                 continue
             job = row["job"] or {"method": row["case"], "budget": "", "indexed": False, "workers": None}
             about = {name: setting[name] for name in ("cache", "shape", "experts", "model_bytes")} | job
-            medians = {"floor": row["floor"], "mergepipe": row["wall"], "mergekit": row["peer"], **copy}
+            medians = {"floor": row["floor"], "mergepipe": row["wall"], "mergekit": row["peer"], "cp of the base": copy}
             seconds = {name: spread[0] for name, spread in medians.items() if spread is not None}
             found.append(Point(about, seconds))
     return found

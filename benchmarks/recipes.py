@@ -63,8 +63,8 @@ def experts_of(method: str, experts: int) -> int:
 
 def recipe_text(method: str, family: Family, experts: int | None = None) -> str:
     """The YAML of one method's recipe with the family's first experts (None: all); weights add up to 1."""
-    template = TEMPLATES[method]
     taken = family.experts[: experts_of(method, len(family.experts) if experts is None else experts)]
+    template = TEMPLATES[method]
     models = (family.base, *taken) if template.base_listed else taken
     lines = [f"merge_method: {method}"]
     if not template.base_listed:

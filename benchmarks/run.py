@@ -24,6 +24,7 @@ from benchmarks.families import SHAPES, Family, weight_files
 from benchmarks.machine import described, machine
 from benchmarks.measure import CommandFailed
 from benchmarks.plot import picture
+from benchmarks.recipes import experts_of
 from benchmarks.rounds import PROJECT, Measured, prepare, run_rounds
 from benchmarks.summary import Row, summarise, table
 from mergepipe.core.units import format_bytes
@@ -187,12 +188,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder: Path = given.folder.expanduser().resolve()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        plan = _plan(given)
+        plan, asked = _plan(given), _settings(given)
+        for setting in asked:
+            for job in plan.jobs:
+                experts_of(job.method, setting.experts)  # complains before anything is written
         peer = given.peer if given.peer is not None and plan.peer_runs else None
         about = machine(folder, None if peer is None else peer / "bin" / "python")
         print(described(about))
         programs = Programs(tuple(shlex.split(given.program)), peer)
-        settings = [measure_setting(folder, setting, plan, programs) for setting in _settings(given)]
+        settings = [measure_setting(folder, setting, plan, programs) for setting in asked]
     except (CommandFailed, OSError, ValueError, subprocess.CalledProcessError) as error:
         _to_stderr(f"error: {error}")
         return 1

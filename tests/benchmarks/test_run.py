@@ -17,16 +17,16 @@ SMALL = ("--experts", "1", "--runs", "1", "--methods", "task_arithmetic", "--pee
 def test_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The real program on the small shape, cold and warm: tables, figures as JSON, a picture, nothing left behind."""
     out = tmp_path / "results.json"
-    words = [*SMALL, "--cold", "--warm", "--budgets", "100%,10%,1MiB", "--index", "none,ready", "--workers", "1,2"]
+    words = [*SMALL, "--cold", "--warm", "--budgets", "100%,10%,1MiB", "--index", "none,ready", "--workers", "2"]
     assert main([*words, "--folder", str(tmp_path / "work"), "--out", str(out)]) == 0
     written = json.loads(out.read_text())
     assert [setting["cache"] for setting in written["settings"]] == ["cold", "warm"]
     for setting in written["settings"]:
         rows = {row["case"]: row for row in setting["rows"]}
-        assert len(rows) == 2 + 2 * 2 + 2 + 2
-        full, tenth = rows["task_arithmetic 100% 1 workers"], rows["task_arithmetic 10% 2 workers"]
+        assert len(rows) == 2 + 4
+        full, tenth = rows["task_arithmetic 100% 2 workers"], rows["task_arithmetic 10% 2 workers"]
         assert tenth["expert_bytes"] <= full["expert_bytes"] / 10
-        assert rows["task_arithmetic 1MiB 1 workers"]["expert_bytes"] <= 1 << 20
+        assert rows["task_arithmetic 1MiB 2 workers"]["expert_bytes"] <= 1 << 20
         assert full["metered"] == full["expert_bytes"] * 2
         assert full["asked_bytes"] >= full["metered"]
         assert all(row["floor"] for row in rows.values() if row["role"] != "copy")

@@ -40,11 +40,8 @@ def test_counts_are_as_recorded(tmp_path: Path) -> None:
 
 def test_all_jobs_are_recorded() -> None:
     """The record has what is counted, and nothing of jobs that are no more."""
-    names = {
-        f"merge {method} {budget}{' indexed' if indexed and budget == '100%' else ''}"
-        for method, budget, indexed in JOBS
-    }
-    assert recorded().keys() == {"index", *names, *(f"tile {method}" for method in TEMPLATES)}
+    names = {"index", *map(merge_name, JOBS), *(f"tile {method}" for method in TEMPLATES)}
+    assert recorded().keys() == names
 
 
 def test_budgets_and_full_reads_are_in_the_record() -> None:

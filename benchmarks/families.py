@@ -157,7 +157,7 @@ def write_family(
     Files hold at most `shard_bytes` of tensors each, or one tensor (None: one file a model). Raises
     `FileExistsError` where a model's folder holds something else, `OSError` where the space does not suffice.
     """
-    files = _layout(shape, shard_bytes)
+    files = file_layout(shape, shard_bytes)
     wanted = [_Member(shape, seed, number, files, folder) for number in range(experts + 1)]
     missing = [member for member in wanted if not member.is_there()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class WeightsFile:
     """One weight file; the same in every member of a family, but for the values."""
 
     name: str
@@ -208,7 +208,8 @@ class _File:
         return last.start + math.prod(last.shape) * _BFLOAT16.itemsize
 
 
-def _layout(shape: Shape, shard_bytes: int | None) -> tuple[_File, ...]:
+def file_layout(shape: Shape, shard_bytes: int | None) -> tuple[WeightsFile, ...]:
+    """The weight files of a model: at most `shard_bytes` of tensors each, or one tensor (None: one file)."""
     shards: list[list[tuple[str, tuple[int, ...]]]] = [[]]
     held = 0
     for name, extents in shape.tensors():
@@ -227,7 +228,7 @@ def _layout(shape: Shape, shard_bytes: int | None) -> tuple[_File, ...]:
         for tensor, extents in tensors:
             places.append(_Place(tensor, extents, position))
             position += math.prod(extents) * _BFLOAT16.itemsize
-        files.append(_File(name, header, tuple(places)))
+        files.append(WeightsFile(name, header, tuple(places)))
     return tuple(files)
 
 
@@ -238,7 +239,7 @@ class _Member:
     shape: Shape
     seed: int
     number: int
-    files: tuple[_File, ...]
+    files: tuple[WeightsFile, ...]
     folder: Path
 
     @property
@@ -295,7 +296,7 @@ class _Member:
             }
         return written
 
-    def _slabs(self, file: _File) -> Iterator[Callable[[], Stored]]:
+    def _slabs(self, file: WeightsFile) -> Iterator[Callable[[], Stored]]:
         """The file's values in order, as functions that may run in any thread and at any time."""
         for place in file.places:
             at_once = max(1, _SLAB // place.columns)

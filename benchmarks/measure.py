@@ -54,12 +54,14 @@ class CommandFailed(Exception):
     """A measured command ended with an exit code other than 0."""
 
 
-def measure(command: Sequence[str], cwd: Path | None = None) -> Measurement:
-    """Run `command` to its end. Its stderr is kept for the message of `CommandFailed`."""
+def measure(
+    command: Sequence[str], cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Measurement:
+    """Run `command` to its end, in our environment or another. What it said goes into `CommandFailed`."""
     inherited = _high_water(os.getpid())
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         started = time.perf_counter()
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, env=environment)
         # Opened now: once the process has ended, only root may open it. It can be read until the process is reaped.
         counters = os.open(f"/proc/{process.pid}/io", os.O_RDONLY)
         try:
@@ -88,6 +90,12 @@ def measure(command: Sequence[str], cwd: Path | None = None) -> Measurement:
         asked_written=io["wchar"],
         stdout=stdout,
     )
+
+
+def installed_environment(cache: Path) -> dict[str, str]:
+    """Our environment as a program that was installed finds it: its modules are compiled once, and kept in `cache`."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": str(cache), "HF_HUB_OFFLINE": "1"}
 
 
 def _wait(pid: int) -> int:

@@ -1,6 +1,6 @@
-"""Merges beside copying the base and reading all inputs, as ratios.
+"""Merges beside moving the same bytes, copying the base, and mergekit: seconds and ratios.
 
-    benchmarks/run --shape qwen3-0.6b --experts 8 --methods task_arithmetic,ties --budgets 100%,10% --runs 3
+    benchmarks/run --shapes qwen3-0.6b --experts 4,8 --methods task_arithmetic,ties --budgets 100%,10% --runs 3
 
 The cases of a round run one after another, and rounds follow each other, so that a slow minute of the machine hits
 all of them; a ratio is taken within a round, between neighbours in time. benchmarks/README.md says what each case is.
@@ -11,147 +11,79 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any, Final
+from typing import Any
 
-from benchmarks.cases import COPY, READ, Case, Workplace, cases, floor_of, write_recipes
-from benchmarks.families import SHAPES, Family
-from benchmarks.measure import CommandFailed, Measurement, measure
-from benchmarks.pagecache import make_cold, make_warm
+from benchmarks.cases import Job, Workplace, cases, jobs
+from benchmarks.families import SHAPES, Family, weight_files
+from benchmarks.machine import described, machine
+from benchmarks.measure import CommandFailed
+from benchmarks.plot import picture
+from benchmarks.recipes import experts_of
+from benchmarks.rounds import PROJECT, Measured, prepare, run_rounds
+from benchmarks.summary import Row, summarise, table
 from mergepipe.core.units import format_bytes
 
-PROJECT: Final = Path(__file__).resolve().parents[1]
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What holds for all cases of a round."""
+
+    shape: str
+    experts: int
+    cold: bool
+
+    @property
+    def cache(self) -> str:
+        return "cold" if self.cold else "warm"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One case in one round. `result` is a merge's result object, `resident` what was in the page cache before."""
+class Plan:
+    """What is measured in every setting: the jobs, whether the index build too, how often."""
 
-    case: str
-    run: int
-    figures: Measurement
-    resident: int
-    result: Mapping[str, Any] | None
+    jobs: tuple[Job, ...]
+    build_index: bool
+    runs: int
+    peer_runs: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One case over all rounds. Ratios are median, least and greatest of the rounds' ratios of wall time."""
+class Programs:
+    """The words that start mergepipe, and the folder of mergekit's environment, if there is one."""
 
-    case: str
-    wall: tuple[float, float, float]
-    cpu: float
-    to_copy: tuple[float, float, float]
-    to_read: tuple[float, float, float]
-    to_floor: tuple[float, float, float] | None
-    peak_rss: int
-    expert_bytes: int | None
-    asked_bytes: int
-    disk_bytes: int
+    program: tuple[str, ...]
+    peer: Path | None
 
 
-def run_rounds(
-    place: Workplace, listed: Sequence[Case], runs: int, cold: bool, say: Callable[[str], None]
-) -> list[Measured]:
-    """Measure every case `runs` times, in alternation. Before each, all inputs are made cold, or warm."""
-    measured: list[Measured] = []
-    for run in range(runs):
-        results: dict[str, Mapping[str, Any]] = {}
-        for case in listed:
-            place.clear()
-            command = case.command(results)
-            resident = make_cold(place.inputs) if cold else make_warm(place.inputs)
-            figures = measure(command, PROJECT)
-            if case.merge:
-                results[case.name] = json.loads(figures.stdout)
-            measured.append(Measured(case.name, run, figures, resident, results.get(case.name)))
-            say(f"round {run + 1}: {case.name}: {figures.wall:.2f} s")
-        place.clear()
-    return measured
-
-
-def summarise(measured: Sequence[Measured]) -> list[Row]:
-    """One row a case, in the order in which they ran."""
-    wall = {(each.case, each.run): each.figures.wall for each in measured}
-
-    def ratios(mine: Sequence[Measured], other: str) -> tuple[float, float, float]:
-        return _spread([each.figures.wall / wall[other, each.run] for each in mine])
-
-    rows = []
-    for case in dict.fromkeys(each.case for each in measured):
-        mine = [each for each in measured if each.case == case]
-        last = mine[-1].result
-        floor = floor_of(case)
-        rows.append(
-            Row(
-                case=case,
-                wall=_spread([each.figures.wall for each in mine]),
-                cpu=median(each.figures.cpu for each in mine),
-                to_copy=ratios(mine, COPY),
-                to_read=ratios(mine, READ),
-                to_floor=ratios(mine, floor) if (floor, mine[0].run) in wall else None,
-                peak_rss=max(each.figures.peak_rss for each in mine),
-                expert_bytes=None if last is None else last["expert_bytes"]["read"],
-                asked_bytes=max(each.figures.asked_read for each in mine),
-                disk_bytes=max(each.figures.disk_read for each in mine),
-            )
-        )
-    return rows
-
-
-def table(rows: Sequence[Row]) -> list[str]:
-    """The rows as lines of text."""
-    heads = ("", "wall s", "× cp", "× read all", "× floor", "CPU s", "peak RSS", "expert bytes", "asked", "from disk")
-    body = [
-        (
-            row.case,
-            _shown(row.wall),
-            _shown(row.to_copy),
-            _shown(row.to_read),
-            "" if row.to_floor is None else _shown(row.to_floor),
-            f"{row.cpu:.2f}",
-            format_bytes(row.peak_rss),
-            "" if row.expert_bytes is None else format_bytes(row.expert_bytes),
-            format_bytes(row.asked_bytes),
-            format_bytes(row.disk_bytes),
-        )
-        for row in rows
-    ]
-    widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
-    return [
-        "  ".join(
-            word.ljust(width) if at == 0 else word.rjust(width)
-            for at, (word, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in (heads, *body)
-    ]
-
-
-def _spread(values: Sequence[float]) -> tuple[float, float, float]:
-    return median(values), min(values), max(values)
-
-
-def _shown(spread: tuple[float, float, float]) -> str:
-    middle, least, most = spread
-    return f"{middle:.2f} ({least:.2f}–{most:.2f})"
-
-
-def _machine() -> dict[str, Any]:
+def measure_setting(folder: Path, setting: Setting, plan: Plan, programs: Programs) -> dict[str, Any]:
+    """Run all rounds of one setting and print its table; everything known of it, as plain values."""
+    family = _family(folder, setting.shape, setting.experts, plan.seed)
+    peer = None if programs.peer is None else (str(programs.peer / "bin" / "mergekit-yaml"), "--quiet")
+    place = Workplace(folder, family, programs.program, peer)
+    place.write_recipes([job.method for job in plan.jobs])
+    prepare(place, plan.jobs, _to_stderr)
+    ordered = cases(place, plan.jobs, plan.build_index)
+    measured = run_rounds(place, ordered, plan.runs, plan.peer_runs, setting.cold, _to_stderr)
+    rows = summarise(measured)
+    total = sum(file.stat().st_size for file in family.weights)
+    print(
+        f"\n{setting.shape}, {setting.experts} experts, {format_bytes(total)} of weights, {setting.cache} cache, "
+        f"{plan.runs} runs"
+    )
+    print("\n".join([*table(rows), *_doubts(measured, setting.cold, total)]))
     return {
-        "cores": os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": platform.system(),
-        "kernel": platform.release(),
-        "processor": platform.machine(),
-        "python": platform.python_version(),
-    }
+        "shape": setting.shape, "experts": setting.experts, "cache": setting.cache, "input_bytes": total,
+        "model_bytes": sum(file.stat().st_size for file in weight_files(family.base)),
+        "rows": [_row_object(row) for row in rows],
+        "measured": [_as_object(each) for each in measured],
+    }  # fmt: skip
 
 
 def _family(folder: Path, shape: str, experts: int, seed: int) -> Family:
@@ -162,77 +94,14 @@ def _family(folder: Path, shape: str, experts: int, seed: int) -> Family:
     return Family(target / "base", tuple(target / f"expert{number}" for number in range(1, experts + 1)))
 
 
-def _default_folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "mergepipe-benchmarks"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks/run", description="Merges beside cp and plain reading, as ratios."
-    )
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
-    parser.add_argument("--experts", type=int, default=8)
-    parser.add_argument("--methods", default="task_arithmetic,ties", help="comma-separated")
-    parser.add_argument("--budgets", default="100%,10%", help="comma-separated")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0, help="of the family")
-    state = parser.add_mutually_exclusive_group()
-    state.add_argument(
-        "--cold",
-        dest="cold",
-        action="store_true",
-        default=True,
-        help="drop inputs from the page cache before each case (default)",
-    )
-    state.add_argument(
-        "--warm", dest="cold", action="store_false", help="read inputs into the page cache before each case"
-    )
-    parser.add_argument(
-        "--folder", type=Path, default=_default_folder(), help="where families and results of cases are kept"
-    )
-    parser.add_argument(
-        "--program", default=shlex.join([sys.executable, "-m", "mergepipe"]), help="the mergepipe to measure"
-    )
-    parser.add_argument("--out", type=Path, help="write all figures as JSON")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    given = _parser().parse_args(arguments)
-    methods, budgets = given.methods.split(","), given.budgets.split(",")
-    folder: Path = given.folder.expanduser().resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        family = _family(folder, given.shape, given.experts, given.seed)
-        place = Workplace(folder, family, tuple(shlex.split(given.program)))
-        write_recipes(place, methods)
-        measured = run_rounds(place, cases(place, methods, budgets), given.runs, given.cold, _to_stderr)
-    except (CommandFailed, OSError, subprocess.CalledProcessError) as error:
-        _to_stderr(f"error: {error}")
-        return 1
-    rows = summarise(measured)
-    total = sum(file.stat().st_size for file in family.weights)
-    state = "cold" if given.cold else "warm"
-    print(f"{given.shape}, {given.experts} experts, {format_bytes(total)} of weights, {state} cache, {given.runs} runs")
-    print("\n".join(table(rows)))
-    print("\n".join(_doubts(measured, given.cold, total)))
-    if given.out is not None:
-        written = {
-            "shape": given.shape, "experts": given.experts, "seed": given.seed, "cache": state, "runs": given.runs,
-            "input_bytes": total, "machine": _machine(),
-            "rows": [asdict(row) for row in rows],
-            "measured": [_as_object(each) for each in measured],
-        }  # fmt: skip
-        given.out.write_text(json.dumps(written, indent=1) + "\n")
-    return 0
+def _row_object(row: Row) -> dict[str, Any]:
+    return {**asdict(row), "role": row.role.value}
 
 
 def _as_object(each: Measured) -> dict[str, Any]:
     figures = asdict(each.figures)
     del figures["stdout"]
-    return {"case": each.case, "run": each.run, **figures, "resident_before": each.resident, "result": each.result}
+    return {"case": each.name, "run": each.run, **figures, "resident_before": each.resident, "result": each.result}
 
 
 def _doubts(measured: Sequence[Measured], cold: bool, total: int) -> list[str]:
@@ -246,6 +115,96 @@ def _doubts(measured: Sequence[Measured], cold: bool, total: int) -> list[str]:
 
 def _to_stderr(text: str) -> None:
     sys.stderr.write(text + "\n")
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def _default_folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "mergepipe-benchmarks"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/run",
+        description="Merges beside the floor, cp and mergekit, as ratios. Lists are separated by commas.",
+    )
+    add = parser.add_argument
+    add("--shapes", default="small", help=f"list of {', '.join(sorted(SHAPES))}")
+    add("--experts", default="8", help="list of numbers of experts")
+    add("--methods", default="task_arithmetic,ties", help="list; see benchmarks/recipes.py")
+    add("--budgets", default="100%,10%", help="list of shares, sizes or numbers of blocks")
+    add("--index", default="none", help="list of none, ready: whether merges at 100%% find one; those below always do")
+    add("--workers", default="", help="list of numbers of computing threads (default: the program's)")
+    add("--cold", action="store_true", help="drop inputs from the page cache before each case (default)")
+    add("--warm", action="store_true", help="read inputs into the page cache before each case; with --cold, both")
+    add("--runs", type=int, default=3)
+    add("--peer", type=Path, default=os.environ.get("MERGEPIPE_PEER"), help="mergekit's environment (MERGEPIPE_PEER)")
+    add("--peer-runs", type=int, help="rounds in which mergekit takes part (default: all; 0: none)")
+    add("--skip-index-build", action="store_true", help="do not measure the making of the index")
+    add("--seed", type=int, default=0, help="of the family")
+    add("--folder", type=Path, default=_default_folder(), help="where families and results of cases are kept")
+    add("--program", default=shlex.join([sys.executable, "-m", "mergepipe"]), help="the mergepipe to measure")
+    add("--out", type=Path, help="write all figures as JSON, and beside it a picture of the same name (.svg)")
+    return parser
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _plan(given: argparse.Namespace) -> Plan:
+    states = {"none": False, "ready": True}
+    if unknown := set(_listed(given.index)) - set(states):
+        raise ValueError(f"--index: {unknown.pop()!r} is neither none nor ready")
+    workers: list[int | None] = [*map(int, _listed(given.workers))] or [None]
+    return Plan(
+        jobs=tuple(
+            jobs(_listed(given.methods), _listed(given.budgets), [states[s] for s in _listed(given.index)], workers)
+        ),
+        build_index=not given.skip_index_build,
+        runs=given.runs,
+        peer_runs=given.runs if given.peer_runs is None else given.peer_runs,
+        seed=given.seed,
+    )
+
+
+def _settings(given: argparse.Namespace) -> list[Setting]:
+    colds = [cold for cold, asked in ((True, given.cold or not given.warm), (False, given.warm)) if asked]
+    if unknown := set(_listed(given.shapes)) - set(SHAPES):
+        raise ValueError(f"--shapes: {unknown.pop()!r} is none of {', '.join(sorted(SHAPES))}")
+    return [
+        Setting(shape, experts, cold)
+        for shape in _listed(given.shapes)
+        for experts in map(int, _listed(given.experts))
+        for cold in colds
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    given = _parser().parse_args(arguments)
+    folder: Path = given.folder.expanduser().resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        plan, asked = _plan(given), _settings(given)
+        for setting in asked:
+            for job in plan.jobs:
+                experts_of(job.method, setting.experts)  # complains before anything is written
+        peer = given.peer if given.peer is not None and plan.peer_runs else None
+        about = machine(folder, None if peer is None else peer / "bin" / "python")
+        print(described(about))
+        programs = Programs(tuple(shlex.split(given.program)), peer)
+        settings = [measure_setting(folder, setting, plan, programs) for setting in asked]
+    except (CommandFailed, OSError, ValueError, subprocess.CalledProcessError) as error:
+        _to_stderr(f"error: {error}")
+        return 1
+    if given.out is not None:
+        results = {"machine": about, "runs": plan.runs, "seed": plan.seed, "settings": settings}
+        given.out.write_text(json.dumps(results, indent=1) + "\n")
+        given.out.with_suffix(".svg").write_text(picture(results))
+    return 0
 
 
 if __name__ == "__main__":

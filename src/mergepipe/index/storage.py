@@ -280,7 +280,7 @@ class _Sketches(Mapping[str, NDArray[np.float32]]):
         part = self._slices[name]
         if self._rows is None:
             try:
-                self._rows = _read_array(self._path, _SKETCH_NAME, self._digest)
+                self._rows = _read_arrays(self._path, {_SKETCH_NAME: self._digest})[_SKETCH_NAME]
             except (OSError, _Unusable) as error:
                 raise StaleIndex(f"{self._path}: changed or removed since it was opened ({error}); run again") from None
         return self._rows[part]
@@ -348,9 +348,8 @@ def _load(path: Path, pair: Pair) -> tuple[IndexHeader, DeltaIndex]:
     shapes |= {"trim.threshold": (grid, np.float64), "trim.cut": (grid, np.int64)}
     if header.arrays.keys() != {*shapes, _SKETCH_NAME}:
         raise _Unusable("it does not have the arrays of an index")
-    arrays = {}
+    arrays = _read_arrays(path, {name: header.arrays[name] for name in shapes})
     for name, (shape, kind) in shapes.items():
-        arrays[name] = _read_array(path, name, header.arrays[name])
         if arrays[name].shape != shape or arrays[name].dtype != kind:
             raise _Unusable(f"{name} is {arrays[name].dtype} of shape {arrays[name].shape}")
     index = DeltaIndex(
@@ -386,12 +385,14 @@ class _About(msgspec.Struct):
     version: int
 
 
-def _read_array(path: Path, name: str, digest: str) -> NDArray[Any]:
+def _read_arrays(path: Path, digests: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+    """The arrays of these names, opening the file once. Raises `_Unusable` for one that has another digest."""
     with _usable(), safe_open(str(path), framework="numpy") as file:
-        array: NDArray[Any] = file.get_tensor(name)
-    if _array_digest(array) != digest:
-        raise _Unusable(f"{name} is damaged")
-    return array
+        arrays = {name: file.get_tensor(name) for name in digests}
+    for name, digest in digests.items():
+        if _array_digest(arrays[name]) != digest:
+            raise _Unusable(f"{name} is damaged")
+    return arrays
 
 
 @contextlib.contextmanager
@@ -406,10 +407,10 @@ def _usable() -> Iterator[None]:
 
 
 def _array_digest(array: NDArray[Any]) -> str:
-    return _short_digest(np.ascontiguousarray(array).tobytes())
+    return _short_digest(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
 
 
-def _short_digest(content: bytes) -> str:
+def _short_digest(content: bytes | memoryview) -> str:
     return bytes_digest(content)[:16].hex()
 
 

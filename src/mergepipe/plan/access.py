@@ -20,7 +20,7 @@ from mergepipe.operators.contract import AccessClass, Operator, Reads, TensorSpe
 from mergepipe.plan.bounds import EXACT, Bound, TensorEvidence, bound_of, no_bound
 from mergepipe.plan.budget import Budget
 from mergepipe.plan.cost import block_costs, full_bytes, grid_of, required_bytes
-from mergepipe.plan.logical import ExpertTensor, LogicalPlan, TensorMerge
+from mergepipe.plan.logical import ExpertTensor, LogicalPlan, PairKey, TensorMerge
 from mergepipe.plan.select import Policy, select
 from mergepipe.stats.contract import Fact, GroupFact
 
@@ -96,7 +96,7 @@ def tensor_spec(logical: LogicalPlan, tensor: TensorMerge) -> TensorSpec:
 
 def wanted_facts(logical: LogicalPlan, operator: Operator) -> list[Wanted]:
     """Every need of every tensor; pairs are numbered as in `LogicalPlan.pairs`."""
-    number = {key: place for place, key in enumerate(logical.pairs)}
+    number = _pair_numbers(logical)
     return [
         Wanted(number[tensor.base_input, expert.input], tensor.name, need)
         for tensor in logical.tensors
@@ -108,7 +108,8 @@ def wanted_facts(logical: LogicalPlan, operator: Operator) -> list[Wanted]:
 
 def wanted_group_facts(logical: LogicalPlan, operator: Operator) -> list[WantedGroup]:
     """Every need of several experts together, tensor by tensor."""
-    return [wanted for tensor in logical.tensors for wanted in _group_wants(logical, operator, tensor)]
+    number = _pair_numbers(logical)
+    return [wanted for tensor in logical.tensors for wanted in _group_wants(logical, number, operator, tensor)]
 
 
 def choose(
@@ -207,8 +208,8 @@ class _Known:
         block_bytes: int,
     ) -> None:
         self._logical, self._operator, self._block_bytes = logical, operator, block_bytes
-        self._indices = dict(zip(logical.pairs, indices, strict=True)) if indices else {}
-        self._pairs = {key: number for number, key in enumerate(logical.pairs)}
+        self._pairs = _pair_numbers(logical)
+        self._indices = dict(zip(self._pairs, indices, strict=True)) if indices else {}
         self._inlined = [self._inline(tensor, facts) for tensor in logical.tensors]
         self._grouped = [self._inline_group(tensor, group_facts) for tensor in logical.tensors]
 
@@ -271,13 +272,20 @@ class _Known:
         )
 
     def _inline_group(self, tensor: TensorMerge, group_facts: Mapping[WantedGroup, GroupFact]) -> tuple[GroupFact, ...]:
-        return tuple(group_facts[wanted] for wanted in _group_wants(self._logical, self._operator, tensor))
+        wants = _group_wants(self._logical, self._pairs, self._operator, tensor)
+        return tuple(group_facts[wanted] for wanted in wants)
 
 
-def _group_wants(logical: LogicalPlan, operator: Operator, tensor: TensorMerge) -> list[WantedGroup]:
+def _pair_numbers(logical: LogicalPlan) -> dict[PairKey, int]:
+    """Which place each pair has; looking for pairs goes through all experts of all tensors, so once is enough."""
+    return {key: number for number, key in enumerate(logical.pairs)}
+
+
+def _group_wants(
+    logical: LogicalPlan, number: Mapping[PairKey, int], operator: Operator, tensor: TensorMerge
+) -> list[WantedGroup]:
     if not tensor.experts or not tensor.elements:
         return []
-    number = {key: place for place, key in enumerate(logical.pairs)}
     pairs = tuple(number[tensor.base_input, expert.input] for expert in tensor.experts)
     return [WantedGroup(pairs, tensor.name, need) for need in operator.group_needs(tensor_spec(logical, tensor))]
 

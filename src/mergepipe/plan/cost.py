@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,10 +19,17 @@ def grid_of(tensor: TensorMerge, block_bytes: int) -> BlockGrid:
 
 
 def block_costs(expert: ExpertTensor, grid: BlockGrid) -> NDArray[np.int64]:
-    """Bytes of each block of one expert tensor; 0 for blocks beyond what the expert covers."""
+    """Bytes of each block of one expert tensor; 0 for blocks beyond what the expert covers. Not to be written to."""
+    return _block_costs(expert.elements, dtype(expert.dtype).itemsize, grid)
+
+
+# The experts of a tensor nearly always agree, and planning asks several times.
+@lru_cache(maxsize=64)
+def _block_costs(elements: int, itemsize: int, grid: BlockGrid) -> NDArray[np.int64]:
     starts = np.arange(grid.count, dtype=np.int64) * grid.block
-    covered = np.clip(expert.elements - starts, 0, grid.block)
-    return covered * dtype(expert.dtype).itemsize
+    costs: NDArray[np.int64] = np.clip(elements - starts, 0, grid.block) * itemsize
+    costs.setflags(write=False)
+    return costs
 
 
 def full_bytes(logical: LogicalPlan) -> int:

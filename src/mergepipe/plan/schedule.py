@@ -6,6 +6,7 @@ plan, so that a schedule takes no memory that grows with the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,9 +18,9 @@ from mergepipe.core.dtypes import dtype
 from mergepipe.core.extents import coalesce
 from mergepipe.core.leaves import LEAF
 from mergepipe.errors import BudgetInfeasible, ManifestMismatch, MemoryLimitTooSmall
-from mergepipe.plan.access import AccessPlan, read_set
+from mergepipe.plan.access import ALL, NONE, AccessPlan, TensorAccess, read_set
 from mergepipe.plan.cost import required_of
-from mergepipe.plan.logical import TensorMerge
+from mergepipe.plan.logical import ExpertTensor, TensorMerge
 
 # Above this, larger reads gain nothing on a local disk.
 _LARGEST_SLAB = 4 << 20
@@ -120,14 +121,9 @@ def lay_out(
     shards = []
     for file in plan.logical.files:
         shard = ShardPlan(file.name, file.tensors, 0, 0, max(0, left), slab_bytes, slabs)
-        asked = sum(
-            read.stop - read.start for step in steps(plan, shard, checkpoints) for read in step.reads if read.input
-        )
-        tensors = [plan.logical.tensors[number] for number in file.tensors]
-        asked += sum(required_of(plan.logical, tensor) for tensor in tensors if tensor.assembly is not None)
-        gaps = asked - _planned_bytes(plan, file.tensors)
+        gaps = _gap_bytes(plan, shard, checkpoints)
         left -= gaps
-        shards.append(replace(shard, allowance=asked, gap_bytes=gaps))
+        shards.append(replace(shard, allowance=_planned_bytes(plan, file.tensors) + gaps, gap_bytes=gaps))
     total = sum(shard.allowance for shard in shards)
     if plan.budget.cap is not None and total > plan.budget.cap:
         raise BudgetInfeasible(total, plan.budget.cap, "the schedule")
@@ -223,21 +219,49 @@ def _infos(tensor: TensorMerge, checkpoints: Sequence[Checkpoint]) -> list[tuple
     ]
 
 
+def _gap_bytes(plan: AccessPlan, shard: ShardPlan, checkpoints: Sequence[Checkpoint]) -> int:
+    """What the shard's expert reads have beyond the planned blocks: found by going through the steps.
+
+    A gap is one whole block or more, so only steps of tensors whose blocks are small are gone through: of a large
+    family, that is none, where all would be hundreds of thousands of reads.
+    """
+    widest = min(_GAP, shard.gap_limit)
+    parted = tuple(number for number in shard.tensors if _smallest_gap(plan, number) <= widest)
+    reads = (read for step in steps(plan, replace(shard, tensors=parted), checkpoints) for read in step.reads)
+    return sum(read.stop - read.start for read in reads if read.input) - _planned_bytes(plan, parted)
+
+
+def _smallest_gap(plan: AccessPlan, number: int) -> float:
+    """Bytes of the smallest block that may lie between two read ones of one tensor; infinite where none can."""
+    tensor, access = plan.logical.tensors[number], plan.tensors[number]
+    if tensor.assembly is not None:
+        return math.inf
+    parted = (each for each, read in zip(tensor.experts, access.reads, strict=True) if read not in (ALL, NONE))
+    return min((access.block * dtype(each.dtype).itemsize for each in parted), default=math.inf)
+
+
 def _planned_bytes(plan: AccessPlan, tensors: Sequence[int]) -> int:
     total = 0
     for number in tensors:
         tensor, access = plan.logical.tensors[number], plan.tensors[number]
-        blocks = -(-tensor.elements // access.block)
         total += required_of(plan.logical, tensor)
         if tensor.assembly is not None:
             continue
-        for place, expert in enumerate(tensor.experts):
-            if expert.input == 0:
-                continue
-            numbers = np.flatnonzero(read_set(access, place, blocks))
-            covered = np.clip(expert.elements - numbers * access.block, 0, access.block)
-            total += int(covered.sum()) * dtype(expert.dtype).itemsize
+        total += sum(
+            _read_elements(access, place, expert, tensor) * dtype(expert.dtype).itemsize
+            for place, expert in enumerate(tensor.experts)
+            if expert.input != 0
+        )
     return total
+
+
+def _read_elements(access: TensorAccess, place: int, expert: ExpertTensor, tensor: TensorMerge) -> int:
+    """How many elements of one expert lie in the blocks to be read."""
+    if access.reads[place] == NONE:
+        return 0
+    read = read_set(access, place, -(-tensor.elements // access.block))
+    whole, rest = divmod(expert.elements, access.block)
+    return int(np.count_nonzero(read[:whole])) * access.block + (rest if rest and read[whole] else 0)
 
 
 def _slabs(plan: AccessPlan, limits: Limits, scratch_bytes: int, whole_blocks: bool) -> tuple[int, int]:

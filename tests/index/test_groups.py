@@ -56,9 +56,9 @@ def test_inner_products_are_the_plain_ones(tmp_path: Path, codes: tuple[str, ...
     wanted = [WantedGroup((0, 1), name, GramNeed()) for name in SHAPES]
     wanted += [WantedGroup((0, 1), name, VectorGramNeed(axis)) for name in ("w", "long") for axis in (-1, 0)]
     meter = Meter()
-    found = gather(pairs, wanted, meter, 512 << 20, True)
-    assert meter.spent().bytes[Purpose.INDEX] == group_cost(pairs, wanted)
-    for each, fact in found.items():
+    found = gather(pairs, wanted, None, meter, 512 << 20, 2)
+    assert meter.spent().bytes[Purpose.INDEX] == found.index_bytes == group_cost(pairs, wanted, None, 512 << 20, 2)
+    for each, fact in found.group_facts.items():
         stack = rows[each.tensor]
         vectors = stack[:, None, :]
         if isinstance(each.need, VectorGramNeed):
@@ -73,7 +73,7 @@ def test_reading_can_be_forbidden(tmp_path: Path) -> None:
     """`--no-index-reads` names what would have been read."""
     pairs, _ = pairs_of(tmp_path, CODES[0])
     with pytest.raises(UsageError, match="--no-index-reads"):
-        gather(pairs, [WantedGroup((0, 1), "w", GramNeed())], Meter(), 512 << 20, False)
+        gather(pairs, [WantedGroup((0, 1), "w", GramNeed())], None, Meter(), 512 << 20, 2, None, False)
 
 
 def test_values_without_inner_products_are_named(tmp_path: Path) -> None:

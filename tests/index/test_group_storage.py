@@ -159,7 +159,7 @@ def test_a_write_that_fails_leaves_what_was(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(*((os, "fsync") if step == "fsync" else (Path, "replace")), fail)
+    monkeypatch.setattr({"fsync": os, "replace": Path}[step], step, fail)
     with pytest.raises(OutputError, match="--index"):
         put_group(tmp_path, group, {})
     monkeypatch.undo()

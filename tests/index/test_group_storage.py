@@ -32,10 +32,10 @@ NAMES = st.text(max_size=6)
 QUESTIONS = st.builds(
     Question, NAMES, st.lists(st.tuples(NAMES, st.integers(0, 1 << 50)), min_size=1, max_size=3).map(tuple), NEEDS
 )
-ANSWERS = st.builds(Answer, st.dictionaries(NAMES, VALUES, max_size=4), st.lists(NAMES, max_size=4).map(tuple))
+ANSWERS = st.builds(Answer.of, st.dictionaries(NAMES, VALUES, max_size=4), st.lists(NAMES, max_size=4).map(tuple))
 KNOWN = {
-    Question("up", (("up", 960), ("up", 960)), GramNeed()): Answer({"gram": [0.1, -0.0, 1e-300]}, ("a", "b", "c")),
-    Question("up", (("up", 960), ("up", 400)), VarianceMaskNeed(0.3)): Answer(
+    Question("up", (("up", 960), ("up", 960)), GramNeed()): Answer.of({"gram": [0.1, -0.0, 1e-300]}, ("a", "b", "c")),
+    Question("up", (("up", 960), ("up", 400)), VarianceMaskNeed(0.3)): Answer.of(
         {"threshold": 0.5, "cut": 7, "kept": 12, "mean_squares": [1.0, 2.0]}, ("a", "b", "d")
     ),
 }

@@ -6,7 +6,7 @@ if the digests of the tensors it was computed from were found again in the bytes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -72,12 +72,22 @@ class Question:
     need: GroupNeed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """The fact, and digests of the bytes it was computed from: the base's tensor and the experts'."""
+    """A fact's values, lists as arrays, and digests of the bytes they follow from: the base's tensor, the experts'."""
 
-    fact: GroupFact
+    values: Mapping[str, float | int | NDArray[np.float64]]
     digests: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fact: GroupFact, digests: tuple[str, ...]) -> Answer:
+        """An answer that was found just now."""
+        return cls({n: v if isinstance(v, int | float) else np.array(v, np.float64) for n, v in fact.items()}, digests)
+
+    @property
+    def fact(self) -> GroupFact:
+        """The fact; lists are made of arrays only here, for they are several times as large."""
+        return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in self.values.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,22 +157,21 @@ def find_group(folder: Path, group: Group) -> FoundGroup:
 
 def put_group(folder: Path, group: Group, answers: Mapping[Question, Answer]) -> None:
     """Write (or write anew) the file of a group; the caller holds its lock. Raises `OutputError`."""
-    numbers: dict[str, list[Any]] = {name: [] for name in _KINDS}
-    facts = tuple(_stored(question, answer, numbers) for question, answer in answers.items())
-    arrays = {name: np.array(each, _KINDS[name]) for name, each in numbers.items()}
+    parts: dict[str, list[NDArray[Any]]] = {name: [np.empty(0, kind)] for name, kind in _KINDS.items()}
+    facts = tuple(_stored(question, answer, parts) for question, answer in answers.items())
+    arrays = {name: np.concatenate(each) for name, each in parts.items()}
     base, *experts = (input_state(model) for model in group.models)
     header = GroupHeader(_FORMAT, VERSION, base, tuple(experts), facts, array_digests(arrays))
     write_whole(group_path(folder, group), array_file(header, arrays))
 
 
-def _stored(question: Question, answer: Answer, numbers: Mapping[str, list[Any]]) -> StoredGroupFact:
+def _stored(question: Question, answer: Answer, parts: Mapping[str, list[NDArray[Any]]]) -> StoredGroupFact:
+    """The fact's entry; its numbers are appended to `parts`."""
     values = []
-    for name, value in answer.fact.items():
+    for name, value in answer.values.items():
         array: Literal["floats", "integers"] = "integers" if isinstance(value, int) else "floats"
-        alone = isinstance(value, int | float)
-        found: Sequence[Any] = [value] if isinstance(value, int | float) else value
-        numbers[array].extend(found)
-        values.append(StoredValue(name, array, _ALONE if alone else len(found)))
+        parts[array].append(np.array(value, _KINDS[array]).reshape(-1))
+        values.append(StoredValue(name, array, value.size if isinstance(value, np.ndarray) else _ALONE))
     need = question.need
     return StoredGroupFact(
         base=question.base,
@@ -186,29 +195,22 @@ def _load(path: Path, group: Group) -> tuple[GroupHeader, dict[Question, Answer]
         held = [value for fact in header.facts for value in fact.values if value.array == name]
         if arrays[name].dtype != kind or arrays[name].shape != (sum(abs(value.length) for value in held),):
             raise Unusable(f"{name} is {arrays[name].dtype} of shape {arrays[name].shape}")
-    lists = {name: _Numbers(array) for name, array in arrays.items()}
-    return header, dict(_answer(fact, lists) for fact in header.facts)
+    taken = dict.fromkeys(_KINDS, 0)
+    return header, dict(_answer(fact, arrays, taken) for fact in header.facts)
 
 
-class _Numbers:
-    """An array's numbers, taken one run after another."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array, self._at = array, 0
-
-    def take(self, count: int) -> list[Any]:
-        start, self._at = self._at, self._at + count
-        found: list[Any] = self._array[start : self._at].tolist()
-        return found
-
-
-def _answer(stored: StoredGroupFact, numbers: Mapping[str, _Numbers]) -> tuple[Question, Answer]:
-    fact: dict[str, Any] = {}
+def _answer(
+    stored: StoredGroupFact, arrays: Mapping[str, NDArray[Any]], taken: dict[str, int]
+) -> tuple[Question, Answer]:
+    """A question and its answer, whose numbers in each array follow those `taken` before."""
+    values: dict[str, Any] = {}
     for value in stored.values:
-        found = numbers[value.array].take(abs(value.length))
-        fact[value.name] = found[0] if value.length == _ALONE else found
+        start = taken[value.array]
+        taken[value.array] = stop = start + abs(value.length)
+        numbers = arrays[value.array][start:stop]
+        values[value.name] = numbers[0].item() if value.length == _ALONE else numbers
     try:
         need: GroupNeed = _NEEDS[stored.need](**stored.parameters)
     except (KeyError, TypeError) as error:
         raise Unusable(f"it answers a need this program does not know ({error})") from None
-    return Question(stored.base, stored.experts, need), Answer(fact, stored.digests)
+    return Question(stored.base, stored.experts, need), Answer(values, stored.digests)

@@ -204,7 +204,7 @@ def _learn(state: _Survey, reader: _Reader, shelf: Shelf | None) -> _Survey:
         learnt = {question: next(finds) for question in questions}
         # With a file that was touched and from which nothing was asked, what it held goes.
         known = found[key].answers if found[key].fresh else {}
-        answers = {**known, **{question: Answer(each.fact, each.digests) for question, each in learnt.items()}}
+        answers = {**known, **{question: Answer.of(each.fact, each.digests) for question, each in learnt.items()}}
         found[key] = FoundGroup(answers, note=found[key].note)
         if shelf is not None:
             put_group(shelf.folder, state.groups[key], answers)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from benchmarks.families import Family, Shape, WeightsFile, file_layout
 from mergepipe import api
+from mergepipe.index.index_file import DENSITIES
 from mergepipe.index.model import BaseFacts, BlockFacts, DeltaIndex, Pair, PairTensor, TrimFacts
-from mergepipe.index.storage import DENSITIES, Shelf
+from mergepipe.index.storage import Shelf
 from mergepipe.plan.pairs import index_pairs
 from mergepipe.stats.sketch import SKETCH
 

@@ -12,8 +12,9 @@ import pytest
 
 from mergepipe.errors import SourceError, UsageError
 from mergepipe.index.build import cost_to_ensure, ensure
+from mergepipe.index.index_file import DENSITIES
 from mergepipe.index.model import Knowledge, Pair, Wanted
-from mergepipe.index.storage import DENSITIES, Shelf
+from mergepipe.index.storage import Shelf
 from mergepipe.stats.contract import BandL1Need, MaskedL1Need, Need, RankedMaskL1Need, RankNeed, TrimmedL1Need, TrimNeed
 from mergepipe.stats.magnitudes import kept_count
 from mergepipe.store.contract import Purpose

@@ -11,7 +11,7 @@ from __future__ import annotations
 from mergepipe.api.explanation import bound_object, explain
 from mergepipe.api.knowledge import build_index, build_index_of
 from mergepipe.api.merges import merge, merge_planned, replay, verify
-from mergepipe.api.observer import SILENT, Observer
+from mergepipe.api.observer import SILENT, Observer, Silent
 from mergepipe.api.options import IndexOptions, PlanOptions
 from mergepipe.api.planned import Planned, plan
 from mergepipe.api.prepared import check
@@ -23,7 +23,7 @@ from mergepipe.plan.select import Policy
 
 __all__ = [
     "SILENT", "FamilyRules", "IndexOptions", "Limits", "MissingRule", "Observer", "PlanOptions", "Planned", "Policy",
-    "VocabularyRule", "bound_object", "build_index", "build_index_of", "check", "distance", "explain", "load_manifest",
-    "load_plan", "measured_sweep", "merge", "merge_planned", "plan", "recorded_plan", "replay", "save_plan", "sweep",
-    "verify",
+    "Silent", "VocabularyRule", "bound_object", "build_index", "build_index_of", "check", "distance", "explain",
+    "load_manifest", "load_plan", "measured_sweep", "merge", "merge_planned", "plan", "recorded_plan", "replay",
+    "save_plan", "sweep", "verify",
 ]  # fmt: skip

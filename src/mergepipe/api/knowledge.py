@@ -84,17 +84,21 @@ def know(
     together_rows = [each for each in together if each.tensor in by_rows]
     wanted = [each for each in wanted if each.tensor not in by_rows]
     together = [each for each in together if each.tensor not in by_rows]
-    cost = cost_to_ensure(pairs, wanted, capped, index.shelf, limits.memory, limits.workers)
-    cost += cost_to_ensure(rows, wanted_rows, False, None, limits.memory, limits.workers)
-    cost += group_cost(pairs, together) + group_cost(rows, together_rows)
+    own = cost_to_ensure(pairs, wanted, capped, index.shelf, limits.memory, limits.workers)
+    cost = own + cost_to_ensure(rows, wanted_rows, False, None, limits.memory, limits.workers)
+    cost += group_cost(pairs, together, index.shelf, limits.memory, limits.workers)
+    cost += group_cost(rows, together_rows, None, limits.memory, limits.workers)
     if cost:
         full = full_bytes(logical) + sum(len(t.extent) for t in prepared.checkpoints[0].tensors.values())
         observer.note(
-            f"{'no index of these models yet' if capped else 'facts of whole tensors are needed'}: "
+            f"{'no index of these models yet' if capped and own else 'facts of whole tensors are needed'}: "
             f"reading {format_bytes(cost)} (INDEX) first; the full-read merge itself reads {format_bytes(full)}"
         )
-    group_facts = dict(gather(pairs, together, prepared.meter, limits.memory, index.reads))
-    group_facts |= gather(rows, together_rows, prepared.meter, limits.memory, index.reads)
+    joint, joint_rows = (
+        gather(of, needs, shelf, prepared.meter, limits.memory, limits.workers, observer.progress, index.reads)
+        for of, needs, shelf in ((pairs, together, index.shelf), (rows, together_rows, None))
+    )
+    group_facts = {**joint.group_facts, **joint_rows.group_facts}
     facts_of_rows: Mapping[Wanted, Fact] = {}
     if wanted_rows:
         facts_of_rows = ensure(
@@ -122,7 +126,7 @@ def know(
             index.reads,
         )
     index_bytes = prepared.meter.spent().bytes[Purpose.INDEX]
-    for note in knowledge.notes:
+    for note in (*joint.notes, *knowledge.notes):
         observer.note(note)
     facts = {**knowledge.facts, **facts_of_rows}
     return replace(knowledge, facts=facts, group_facts=group_facts, index_bytes=index_bytes)

@@ -41,7 +41,7 @@ class ChainDigest:
         encoded = text.encode()
         self._hash.update(len(encoded).to_bytes(8, "little") + encoded)
 
-    def feed(self, part: bytes) -> None:
+    def feed(self, part: bytes | memoryview) -> None:
         self._hash.update(part)
 
     def text(self) -> str:

@@ -6,21 +6,19 @@ tensors concerned, charged to INDEX, and kept. A fact is the same wherever it co
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mergepipe.checkpoint.assembly import open_tensors
-from mergepipe.checkpoint.model import Checkpoint
 from mergepipe.core.digest import ChainDigest
 from mergepipe.core.units import format_bytes
-from mergepipe.errors import SourceError, UsageError
+from mergepipe.errors import UsageError
+from mergepipe.index.index_file import DENSITIES
 from mergepipe.index.model import BaseFacts, BlockFacts, DeltaIndex, Knowledge, Pair, PairTensor, TrimFacts, Wanted
+from mergepipe.index.reading import Progress, counter, open_inputs
 from mergepipe.index.scan import (
     DigestJob,
     ExpertFinds,
@@ -31,7 +29,7 @@ from mergepipe.index.scan import (
     scan,
     scan_digests,
 )
-from mergepipe.index.storage import DENSITIES, Found, Shelf
+from mergepipe.index.storage import Found, Shelf
 from mergepipe.stats.banded import ranks_of
 from mergepipe.stats.contract import (
     BandL1Need,
@@ -44,10 +42,9 @@ from mergepipe.stats.contract import (
     TrimNeed,
 )
 from mergepipe.stats.magnitudes import kept_count
-from mergepipe.store.contract import Access, ByteStore, Purpose
+from mergepipe.store.contract import Purpose
 from mergepipe.store.meter import Meter
 
-Progress = Callable[[str, int, int], None]
 # What a scan is asked of one expert tensor: a rank of |δ| (its cut), or sums.
 _Question = int | MaskedL1Need | RankedMaskL1Need | BandL1Need
 
@@ -402,7 +399,7 @@ def _with_shared_base(indices: Sequence[DeltaIndex]) -> list[DeltaIndex]:
 
 
 class _Reader:
-    """Opens the stores a pass needs, tells progress, and sees to it that no file changed meanwhile."""
+    """Makes the passes, each over the files of the pairs concerned, and tells progress."""
 
     def __init__(self, meter: Meter, memory: int, threads: int, progress: Progress | None) -> None:
         self._meter, self._memory, self._threads, self._progress = meter, memory, threads, progress
@@ -410,53 +407,11 @@ class _Reader:
     def scan(self, jobs: Sequence[TensorJob], pairs: Sequence[Pair]) -> list[TensorFinds]:
         """Run scan jobs on the files of `pairs`."""
         total = sum(foreseen_bytes(job, self._memory, self._threads) for job in jobs)
-        with self._stores(pairs) as stores:
-            return scan(jobs, stores, self._memory, self._threads, self._counter("index", total))
+        with open_inputs(pairs, self._meter) as stores:
+            return scan(jobs, stores, self._memory, self._threads, counter(self._progress, "index", total))
 
     def digests(self, jobs: Sequence[DigestJob], pairs: Sequence[Pair]) -> list[NDArray[np.uint64]]:
         """Hash the blocks of tensors in the files of `pairs`."""
         total = sum(job.bytes for job in jobs)
-        with self._stores(pairs) as stores:
-            return scan_digests(jobs, stores, self._threads, self._counter("check index", total))
-
-    @contextlib.contextmanager
-    def _stores(self, pairs: Sequence[Pair]) -> Iterator[Mapping[str, ByteStore]]:
-        checkpoints = {c.url: (c, source) for pair in pairs for c, source in _inputs(pair)}
-        stores: dict[str, ByteStore] = {}
-        try:
-            for url, (checkpoint, source) in checkpoints.items():
-                stores[url] = open_tensors(checkpoint, self._meter, Purpose.INDEX, source, Access.SEQUENTIAL)
-            yield stores
-            for url, (checkpoint, _) in checkpoints.items():
-                _require_unchanged(checkpoint, stores[url])
-        finally:
-            for store in stores.values():
-                store.close()
-
-    def _counter(self, stage: str, total: int) -> Callable[[int], None]:
-        done = 0
-        lock = threading.Lock()
-
-        def advance(count: int) -> None:
-            nonlocal done
-            with lock:
-                done += count
-                if self._progress is not None:
-                    self._progress(stage, done, total)
-
-        return advance
-
-
-def _inputs(pair: Pair) -> tuple[tuple[Checkpoint, str], tuple[Checkpoint, str]]:
-    return (pair.base, "base"), (pair.expert, pair.source)
-
-
-def _require_unchanged(checkpoint: Checkpoint, store: ByteStore) -> None:
-    """Raise `SourceError` if a weight file is not the one whose header was read."""
-    for file in checkpoint.files:
-        found = store.version(file.key)
-        if found != file.version:
-            raise SourceError(
-                f"{checkpoint.ref}/{file.key}: changed while it was read (its size, times or inode are now {found}, "
-                f"were {file.version}); run again when it is complete"
-            )
+        with open_inputs(pairs, self._meter) as stores:
+            return scan_digests(jobs, stores, self._threads, counter(self._progress, "check index", total))

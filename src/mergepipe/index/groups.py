@@ -1,193 +1,238 @@
-"""Facts of several experts together: base and experts of a tensor are streamed side by side, leaf by leaf.
+"""Finding or making facts of several experts together.
 
-A fact is a property of the tensors, not of how they are read: tiles are cut from the tensor's start, and
-experts come in recipe order. Bytes are charged to INDEX; nothing is kept between runs yet.
+What is on the shelf and still describes the files is taken. What is missing is read, charged to INDEX, and kept. A
+fact is the same wherever it comes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mergepipe.checkpoint.assembly import open_tensors
-from mergepipe.checkpoint.model import TensorInfo
-from mergepipe.core.dtypes import FloatArray, decode
-from mergepipe.core.leaves import LEAF
-from mergepipe.errors import MemoryLimitTooSmall, NonFiniteError, UsageError
-from mergepipe.index.model import Pair, PairTensor, WantedGroup
-from mergepipe.stats.contract import (
-    GramNeed,
-    GroupFact,
-    GroupNeed,
-    ImportanceNeed,
-    OverlapNeed,
-    VarianceMaskNeed,
-    VectorGramNeed,
-)
-from mergepipe.stats.gram import ColumnGram, RowGram, gram_demand
-from mergepipe.stats.group import Demand, Geometry, GroupStatistic, GroupTile
-from mergepipe.stats.importance import Importance, importance_demand
-from mergepipe.stats.overlap import Overlap, overlap_demand
-from mergepipe.stats.variance import VarianceMask, variance_demand
-from mergepipe.store.contract import Access, ByteStore, Purpose
+from mergepipe.core.units import format_bytes
+from mergepipe.errors import UsageError
+from mergepipe.index.filing import locked
+from mergepipe.index.group_scan import GroupFinds, GroupJob, Part, foreseen_bytes, scan_groups, scan_part_digests
+from mergepipe.index.group_storage import Answer, FoundGroup, Group, Question, find_group, group_path, put_group
+from mergepipe.index.model import Knowledge, Pair, PairTensor, WantedGroup
+from mergepipe.index.reading import Progress, counter, open_inputs
+from mergepipe.index.storage import Shelf
+from mergepipe.store.contract import Purpose
 from mergepipe.store.meter import Meter
 
-# Elements read at once; tiles are cut out of such a run.
-_RUN = 16 * LEAF
-
-
-def group_cost(pairs: Sequence[Pair], wanted: Sequence[WantedGroup]) -> int:
-    """Bytes that `gather` will read, all looks that are certain included."""
-    total = 0
-    for each in wanted:
-        members = _members(pairs, each)
-        once = len(members[0].base.extent)
-        once += sum(member.elements * member.expert.storage.itemsize for member in members)
-        total += once * _demand(each.need, _geometry(members), 0).looks
-    return total
+# What tells a group from others within a run.
+_Key = tuple[tuple[str, str], ...]
 
 
 def gather(
-    pairs: Sequence[Pair], wanted: Sequence[WantedGroup], meter: Meter, memory: int, allow_reads: bool
-) -> Mapping[WantedGroup, GroupFact]:
-    """Answer every need in one pass over its tensors. Raises `UsageError` if reading is not allowed."""
-    if wanted and not allow_reads:
+    pairs: Sequence[Pair],
+    wanted: Sequence[WantedGroup],
+    shelf: Shelf | None,
+    meter: Meter,
+    memory: int,
+    threads: int,
+    progress: Progress | None = None,
+    allow_reads: bool = True,
+) -> Knowledge:
+    """Answer every need in `wanted`, as `group_facts`.
+
+    `memory` bounds data buffers in bytes and `threads` the workers; neither changes what is found.
+    `progress` is told a stage, bytes done and bytes in all. Without `shelf` nothing is kept. Raises
+    `UsageError` if something is missing and reading is not allowed.
+    """
+    before = meter.spent().bytes[Purpose.INDEX]
+    state = _survey(pairs, wanted, shelf)
+    if not allow_reads:
+        _refuse(state, memory, threads)
+    reader = _Reader(pairs, meter, memory, threads, progress)
+    built: list[_Key] = []
+    with ExitStack() as stack:
+        if state.lacking:
+            if shelf is not None:
+                paths = [group_path(shelf.folder, state.groups[key]) for key in state.lacking]
+                stack.enter_context(locked(shelf.folder, paths))
+                # Another run may have found them while this one waited.
+                state = _survey(pairs, wanted, shelf)
+            state = _recheck(state, reader, shelf)
+            built = list(state.open)
+            state = _learn(state, reader, shelf)
+    paths_of = {} if shelf is None else {key: str(group_path(shelf.folder, each)) for key, each in state.groups.items()}
+    return Knowledge(
+        group_facts={each: state.found[key].answers[question].fact for each, (key, question) in state.asked.items()},
+        index_bytes=meter.spent().bytes[Purpose.INDEX] - before,
+        reused=tuple(path for key, path in paths_of.items() if key not in built),
+        built=tuple(path for key, path in paths_of.items() if key in built),
+        notes=tuple(each.note for each in state.found.values() if each.note),
+    )
+
+
+def group_cost(
+    pairs: Sequence[Pair], wanted: Sequence[WantedGroup], shelf: Shelf | None, memory: int, threads: int
+) -> int:
+    """Bytes `gather` would read; reads nothing but the shelf.
+
+    Looks that only reading tells the need of are not in the figure, nor is the computing of facts of files that
+    were touched and turn out to be changed.
+    """
+    return _cost(_survey(pairs, wanted, shelf), memory, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class _Survey:
+    """What is known and what is not, by group.
+
+    `found` holds the answers on the shelf; of those in `doubtful` files were touched since. `open` are questions
+    to be computed. `jobs` has what each question asked now reads.
+    """
+
+    asked: Mapping[WantedGroup, tuple[_Key, Question]]
+    groups: Mapping[_Key, Group]
+    jobs: Mapping[tuple[_Key, Question], GroupJob]
+    found: Mapping[_Key, FoundGroup]
+    doubtful: Mapping[_Key, Sequence[Question]]
+    open: Mapping[_Key, Sequence[Question]]
+
+    @property
+    def lacking(self) -> list[_Key]:
+        return list(dict.fromkeys((*self.doubtful, *self.open)))
+
+    @property
+    def open_jobs(self) -> list[GroupJob]:
+        return [self.jobs[key, question] for key, questions in self.open.items() for question in questions]
+
+
+def _survey(pairs: Sequence[Pair], wanted: Sequence[WantedGroup], shelf: Shelf | None) -> _Survey:
+    tensors = [{tensor.name: tensor for tensor in pair.tensors} for pair in pairs]
+    keys: dict[tuple[int, ...], _Key] = {}
+    groups: dict[_Key, Group] = {}
+    asked: dict[WantedGroup, tuple[_Key, Question]] = {}
+    jobs: dict[tuple[_Key, Question], GroupJob] = {}
+    for each in wanted:
+        members = [(pairs[number], tensors[number][each.tensor]) for number in each.pairs]
+        if each.pairs not in keys:
+            group = Group(members[0][0].base, tuple(pair.expert for pair, _ in members))
+            keys[each.pairs] = group.identity
+            groups.setdefault(group.identity, group)
+        experts = tuple((tensor.expert.name, tensor.elements) for _, tensor in members)
+        asked[each] = keys[each.pairs], Question(members[0][1].base.name, experts, each.need)
+        jobs.setdefault(asked[each], _job(each, members))
+    found = {key: FoundGroup({}) if shelf is None else find_group(shelf.folder, each) for key, each in groups.items()}
+    doubtful: dict[_Key, list[Question]] = {}
+    open_: dict[_Key, list[Question]] = {}
+    for key, question in jobs:
+        if question not in found[key].answers:
+            open_.setdefault(key, []).append(question)
+        elif not found[key].fresh:
+            doubtful.setdefault(key, []).append(question)
+    return _Survey(asked, groups, jobs, found, doubtful, open_)
+
+
+def _job(wanted: WantedGroup, members: Sequence[tuple[Pair, PairTensor]]) -> GroupJob:
+    pair, tensor = members[0]
+    return GroupJob(
+        need=wanted.need,
+        base=Part(pair.base.url, pair.base.ref, tensor.base, tensor.base.elements),
+        experts=tuple(Part(p.expert.url, p.expert.ref, t.expert, t.elements) for p, t in members),
+    )
+
+
+def _cost(state: _Survey, memory: int, threads: int) -> int:
+    digests = sum(part.bytes for part in _touched_parts(state))
+    return digests + sum(foreseen_bytes(state.open_jobs, memory, threads))
+
+
+def _refuse(state: _Survey, memory: int, threads: int) -> None:
+    lacking = [each for part in (state.open, state.doubtful) for questions in part.values() for each in questions]
+    if lacking:
         raise UsageError(
-            f"{wanted[0].tensor}: facts of all its experts would have to be read for ({group_cost(pairs, wanted):,} "
-            "bytes in all), which --no-index-reads forbids"
+            f"facts of several models together that no index holds are needed: {len(lacking)}, the first "
+            f"{lacking[0].need} of {lacking[0].base}; {format_bytes(_cost(state, memory, threads))} would have to be "
+            "read for this (INDEX), which --no-index-reads forbids: leave it out for one run, which keeps them"
         )
-    stores: dict[str, ByteStore] = {}
-    try:
-        for pair in pairs:
-            for model, source in ((pair.base, "base"), (pair.expert, pair.source)):
-                if model.url not in stores:
-                    stores[model.url] = open_tensors(model, meter, Purpose.INDEX, source, Access.SEQUENTIAL)
-        return {each: _answer(pairs, each, stores, memory) for each in wanted}
-    finally:
-        for store in stores.values():
-            store.close()
 
 
-def _answer(pairs: Sequence[Pair], wanted: WantedGroup, stores: Mapping[str, ByteStore], memory: int) -> GroupFact:
-    members = _members(pairs, wanted)
-    base = members[0].base
-    tensors = [base, *(member.expert for member in members)]
-    geometry = _geometry(members)
-    raws = sum(tensor.storage.itemsize for tensor in tensors)
-    taken = _RUN * (raws + 8 * len(tensors))
-    demand = _demand(wanted.need, geometry, memory - taken)
-    run = max(_RUN, demand.unit) if demand.whole else _RUN
-    needed = demand.bytes + run * (raws + 8 * len(tensors))
-    if needed > memory:
-        raise MemoryLimitTooSmall(f"facts of all experts of {wanted.tensor} together", needed, memory)
-    statistic = _statistic(wanted.need, geometry, memory - taken)
-    readers = [stores[pairs[wanted.pairs[0]].base.url], *(stores[pairs[n].expert.url] for n in wanted.pairs)]
-
-    def look() -> Iterator[GroupTile]:
-        return _tiles(members, readers, geometry, demand)
-
-    for tile in look():
-        if not all(np.isfinite(part).all() for part in (tile.base, *tile.deltas)):
-            models = ", ".join(pairs[number].expert.ref for number in wanted.pairs)
-            raise NonFiniteError(
-                f"{wanted.tensor}: holds NaN or infinity in the base or in one of {models}; the facts that "
-                "this method's coefficients follow from have no value: mend the model"
-            )
-        statistic.feed(tile)
-    return statistic.finish(look)
+# --- files that were touched
 
 
-def _geometry(members: Sequence[PairTensor]) -> Geometry:
-    base = members[0].base
-    wide = any(tensor.dtype == "F64" for tensor in (base, *(member.expert for member in members)))
-    return Geometry(base.shape, len(members), np.dtype(np.float64 if wide else np.float32))
+def _recheck(state: _Survey, reader: _Reader, shelf: Shelf | None) -> _Survey:
+    """Hash the tensors asked for in files that were touched: what is the same is used, the rest is to be computed."""
+    if not state.doubtful:
+        return state
+    parts = _touched_parts(state)
+    digests = dict(zip(parts, reader.digests(parts), strict=True))
+    found, open_ = dict(state.found), {key: list(questions) for key, questions in state.open.items()}
+    for key, questions in state.doubtful.items():
+        same = {}
+        for question in questions:
+            recorded = found[key].answers[question]
+            touched = _touched(state.jobs[key, question], found[key])
+            if all(digests[part] == recorded.digests[place] for place, part in touched):
+                same[question] = recorded
+            else:
+                open_.setdefault(key, []).append(question)
+        # What was not asked for is not known to be true of these files, and goes.
+        found[key] = FoundGroup(same)
+        if shelf is not None:
+            put_group(shelf.folder, state.groups[key], same)
+    return replace(state, found=found, doubtful={}, open=open_)
 
 
-def _demand(need: GroupNeed, geometry: Geometry, memory: int) -> Demand:
-    match need:
-        case GramNeed() | VectorGramNeed():
-            return gram_demand(need, geometry)
-        case VarianceMaskNeed():
-            return variance_demand(need, geometry, memory)
-        case OverlapNeed():
-            return overlap_demand(geometry)
-        case ImportanceNeed():
-            return importance_demand(need, geometry, memory)
+def _touched(job: GroupJob, found: FoundGroup) -> list[tuple[int, Part]]:
+    """The parts of a job whose model was touched, with their places."""
+    return [(place, part) for place, part in enumerate(job.parts) if found.touched[place]]
 
 
-def _statistic(need: GroupNeed, geometry: Geometry, memory: int) -> GroupStatistic:
-    match need:
-        case VectorGramNeed() if need.axis != -1:
-            return ColumnGram(need, geometry)
-        case GramNeed() | VectorGramNeed():
-            return RowGram(need, geometry)
-        case VarianceMaskNeed():
-            return VarianceMask(need, geometry, memory)
-        case OverlapNeed():
-            return Overlap(need, geometry)
-        case ImportanceNeed():
-            return Importance(need, geometry, memory)
+def _touched_parts(state: _Survey) -> list[Part]:
+    parts: dict[Part, None] = {}
+    for key, questions in state.doubtful.items():
+        for question in questions:
+            parts |= {part: None for _, part in _touched(state.jobs[key, question], state.found[key])}
+    return list(parts)
 
 
-def _tiles(
-    members: Sequence[PairTensor], readers: Sequence[ByteStore], geometry: Geometry, demand: Demand
-) -> Iterator[GroupTile]:
-    """Tiles of whole units up to a leaf; a larger unit in leaves counted from its start, or whole."""
-    base = members[0].base
-    for start, stop in _runs(geometry.elements, demand):
-        own = _values(readers[0], base, start, stop, geometry)
-        deltas = []
-        for member, reader in zip(members, readers[1:], strict=True):
-            covered = max(start, min(stop, member.elements))
-            delta = np.zeros(stop - start, geometry.compute)
-            mine = _values(reader, member.expert, start, covered, geometry)
-            if "F64" in (base.dtype, member.expert.dtype):
-                delta[: covered - start] = mine - own[: covered - start]
-            else:  # a delta of two narrow inputs is their float32 difference, whoever else is merged
-                delta[: covered - start] = mine.astype(np.float32) - own[: covered - start].astype(np.float32)
-            deltas.append(delta)
-        for a, b in _cuts(start, stop, demand):
-            part = slice(a - start, b - start)
-            yield GroupTile(a, own[part], [delta[part] for delta in deltas])
+# --- reading
 
 
-def _runs(elements: int, demand: Demand) -> Iterator[tuple[int, int]]:
-    """What is read at once: whole units, or leaves of one unit."""
-    unit = demand.unit
-    if unit <= _RUN or demand.whole:
-        stride = max(1, _RUN // unit) * unit
-        for start in range(0, elements, stride):
-            yield start, min(start + stride, elements)
-        return
-    for first in range(0, elements, unit):
-        for start in range(first, first + unit, _RUN):
-            yield start, min(start + _RUN, first + unit)
+def _learn(state: _Survey, reader: _Reader, shelf: Shelf | None) -> _Survey:
+    """Compute what is missing, and keep it."""
+    if not state.open:
+        return state
+    finds = iter(reader.scan(state.open_jobs))
+    found = dict(state.found)
+    for key, questions in state.open.items():
+        learnt = {question: next(finds) for question in questions}
+        # With a file that was touched and from which nothing was asked, what it held goes.
+        known = found[key].answers if found[key].fresh else {}
+        answers = {**known, **{question: Answer.of(each.fact, each.digests) for question, each in learnt.items()}}
+        found[key] = FoundGroup(answers, note=found[key].note)
+        if shelf is not None:
+            put_group(shelf.folder, state.groups[key], answers)
+    return replace(state, found=found, open={})
 
 
-def _cuts(start: int, stop: int, demand: Demand) -> Iterator[tuple[int, int]]:
-    unit = demand.unit
-    if unit <= LEAF or demand.whole:
-        stride = max(1, LEAF // unit) * unit
-        for at in range(start, stop, stride):
-            yield at, min(at + stride, stop)
-        return
-    at = start
-    while at < stop:
-        within = at % unit
-        end = min(at + LEAF - within % LEAF, at - within + unit, stop)
-        yield at, end
-        at = end
+class _Reader:
+    """Makes the passes, each over the files of the models concerned, and tells progress."""
 
+    def __init__(
+        self, pairs: Sequence[Pair], meter: Meter, memory: int, threads: int, progress: Progress | None
+    ) -> None:
+        self._pairs, self._meter, self._memory, self._threads, self._progress = pairs, meter, memory, threads, progress
 
-def _values(store: ByteStore, tensor: TensorInfo, start: int, stop: int, geometry: Geometry) -> FloatArray:
-    size = tensor.storage.itemsize
-    raw: NDArray[np.uint8] = np.empty((stop - start) * size, np.uint8)
-    if raw.size:
-        store.read_into(tensor.extent.key, tensor.extent.start + start * size, memoryview(raw))
-    return decode(raw, tensor.storage, np.empty(stop - start, geometry.compute))
+    def scan(self, jobs: Sequence[GroupJob]) -> list[GroupFinds]:
+        """Run scan jobs."""
+        total = sum(foreseen_bytes(jobs, self._memory, self._threads))
+        with open_inputs(self._of([part for job in jobs for part in job.parts]), self._meter) as stores:
+            return scan_groups(jobs, stores, self._memory, self._threads, counter(self._progress, "facts", total))
 
+    def digests(self, parts: Sequence[Part]) -> list[str]:
+        """Hash tensors."""
+        total = sum(part.bytes for part in parts)
+        with open_inputs(self._of(parts), self._meter) as stores:
+            advance = counter(self._progress, "check facts", total)
+            return scan_part_digests(parts, stores, self._memory, self._threads, advance)
 
-def _members(pairs: Sequence[Pair], wanted: WantedGroup) -> list[PairTensor]:
-    return [next(t for t in pairs[number].tensors if t.name == wanted.tensor) for number in wanted.pairs]
+    def _of(self, parts: Sequence[Part]) -> list[Pair]:
+        """The pairs that have all models of these parts between them."""
+        sources = {part.source for part in parts}
+        return [pair for pair in self._pairs if sources & {pair.base.url, pair.expert.url}]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from mergepipe.core.leaves import LEAF, block_digest
 from mergepipe.errors import MemoryLimitTooSmall
 from mergepipe.index.model import BaseFacts, BlockFacts
 from mergepipe.index.tiles import Leaf, RawTiles, Source, leaves, raw_bytes, spans
+from mergepipe.index.workers import on_threads
 from mergepipe.stats import accumulators, banded, magnitudes, masked, ranked
 from mergepipe.stats.accumulators import BaseLeaf, BaseLeaves, DeltaBatch, DeltaLeaves
 from mergepipe.stats.banded import BandL1Sums
@@ -39,8 +39,6 @@ _SPAN: Final = 1 << 19
 _BATCH: Final = 8
 # Bytes from which on compiled loops save more than loading them takes.
 _WORTH_COMPILING: Final = 256 << 20
-Job = TypeVar("Job")
-Finds = TypeVar("Finds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ def scan(
     sizes = [_payload(job) for job in jobs]
     loops = quickest_loops if sum(sizes) >= _WORTH_COMPILING else NumpyLoops
     run = _Run(stores, memory // workers, advance, loops)
-    return _on_threads(run.job, jobs, sizes, workers, run.stop)
+    return on_threads(run.job, jobs, sizes, workers, run.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,26 +151,7 @@ def scan_digests(
             advance(raw.size)
         return digests.finish()
 
-    return _on_threads(run, jobs, [job.bytes for job in jobs], max(1, threads), stopped.set)
-
-
-def _on_threads(
-    run: Callable[[Job], Finds], jobs: Sequence[Job], sizes: Sequence[int], workers: int, stop: Callable[[], None]
-) -> list[Finds]:
-    """`run` of every job, in the jobs' order. The first failure is raised, after `stop` was called and all ended."""
-    # Large ones first, so that no thread is left with one at the end; the others in the order of the files.
-    share = sum(sizes) // (4 * workers)
-    order = sorted(range(len(jobs)), key=lambda n: -sizes[n] if sizes[n] > share else 0)
-    with ThreadPoolExecutor(workers, thread_name_prefix="index") as pool:
-        futures = {n: pool.submit(run, jobs[n]) for n in order}
-        try:
-            done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-        finally:
-            stop()
-            pool.shutdown(cancel_futures=True)
-    return [futures[n].result() for n in range(len(jobs))]
+    return on_threads(run, jobs, [job.bytes for job in jobs], max(1, threads), stopped.set)
 
 
 def foreseen_bytes(job: TensorJob, memory: int, threads: int) -> int:

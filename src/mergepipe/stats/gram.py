@@ -27,9 +27,11 @@ def gram_demand(need: GramNeed | VectorGramNeed, geometry: Geometry) -> Demand:
     wide = inputs * LEAF * 8
     if _by_column(need):
         width = _width(geometry)
-        return Demand(width, False, wide + 2 * pairs * width * 8 + (LEAF + min(width, LEAF)) * 8, 1, 1)
+        sums = 2 * pairs * width * 8 + _matrices_bytes(width, inputs)
+        return Demand(width, False, wide + sums + (LEAF + min(width, LEAF)) * 8, 1, 1)
     length = _length(need, geometry)
-    totals = geometry.elements // length * pairs * 8
+    vectors = geometry.elements // length
+    totals = vectors * pairs * 8 + _matrices_bytes(vectors, inputs)
     return Demand(length, False, wide + totals + row_sums_bytes(LEAF, min(length, LEAF)), 1, 1)
 
 
@@ -127,6 +129,11 @@ def _widened(tile: GroupTile, wide: Wide) -> Wide:
     for row, values in zip(rows, (tile.base, *tile.deltas), strict=True):
         np.copyto(row, values)
     return rows
+
+
+def _matrices_bytes(vectors: int, inputs: int) -> int:
+    """What `_matrices` takes beside the list: the matrices twice."""
+    return 2 * vectors * inputs * inputs * 8
 
 
 def _matrices(totals: Wide, inputs: int) -> list[float]:

@@ -1,0 +1,93 @@
+"""What a method must know of several models together is read for once: a second run reads nothing for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mergepipe import api
+from mergepipe.errors import UsageError
+from mergepipe.operators.contract import AccessClass
+from tests.laws.test_every_method import CASES, Case, recipe
+from tests.laws.world import World, published
+
+# The methods whose facts are of several models together.
+JOINT = (
+    "slerp", "nuslerp", "multislerp", "karcher", "model_stock", "sce", "ram", "ramplus_tl", "arcee_fusion",
+)  # fmt: skip
+
+
+class Notes(api.Silent):
+    """Keeps the notes of a run."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+    @property
+    def announced(self) -> list[str]:
+        """Those that say what will be read."""
+        return [text for text in self.texts if "(INDEX)" in text]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.method in JOINT], ids=str)
+def test_a_second_run_reads_no_index_bytes(world: World, case: Case) -> None:
+    """Even where reading is forbidden; its plan and output are the first run's, and nothing is announced."""
+    path, index = recipe(world, case), world.fresh()
+    for budget in (None,) if case.access is AccessClass.COUPLED else (None, "40%"):
+        options = world.options(budget)
+        outs, notes, results = [], [], []
+        for reads in (True, False):
+            outs.append(world.fresh())
+            notes.append(Notes())
+            results.append(
+                api.merge(path, outs[-1], options, api.IndexOptions(index, reads), api.Limits(), False, notes[-1])
+            )
+        first, second = results
+        assert second["index_bytes"] == 0
+        assert notes[1].announced == []
+        assert (first["index_bytes"] > 0) == bool(notes[0].announced)
+        assert first["plan_digest"] == second["plan_digest"]
+        assert published(outs[0]) == published(outs[1])
+
+
+@pytest.mark.parametrize("method", ["sce", "karcher"])
+def test_what_is_announced_is_what_is_missing(world: World, method: str) -> None:
+    """A run says that it reads for facts only if it does; another run's facts of the same models do not help it."""
+    case = next(case for case in CASES if case.method == method)
+    path, index = recipe(world, case), api.IndexOptions(world.fresh())
+    first = Notes()
+    planned = api.plan(path, world.options(), index, api.Limits(), first)
+    assert planned.index_bytes > 0
+    assert "facts of whole tensors are needed" in first.announced[0]
+    again = Notes()
+    assert api.plan(path, world.options(), index, api.Limits(), again).index_bytes == 0
+    assert again.announced == []
+    fewer = Case(case.method, case.merge, case.model, models=2)
+    with pytest.raises(UsageError, match="--no-index-reads"):
+        api.plan(recipe(world, fewer), world.options(), api.IndexOptions(index.folder, reads=False))
+
+
+def test_a_changed_expert_is_never_answered_from_before(tmp_path: Path) -> None:
+    """With facts kept and one byte of an expert changed since, the merge is the one without any shelf."""
+    own = World.make(tmp_path, experts=3, hidden=16, vocab=32)
+    path = recipe(own, next(case for case in CASES if case.method == "sce" and case.merge))
+    kept = api.IndexOptions(own.fresh())
+    before = own.fresh()
+    api.merge(path, before, own.options(), kept)
+    weights = own.experts[1] / "model.safetensors"
+    times = weights.stat().st_atime_ns, weights.stat().st_mtime_ns
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 0x20
+    weights.write_bytes(content)
+    os.utime(weights, ns=times)
+    after, plain = own.fresh(), own.fresh()
+    result = api.merge(path, after, own.options(), kept)
+    api.merge(path, plain, own.options(), api.IndexOptions(own.fresh()))
+    assert result["index_bytes"] > 0
+    assert published(after) == published(plain)
+    assert published(after) != published(before)

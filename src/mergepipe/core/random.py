@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mergepipe.core.dtypes import FloatArray
 
 _LANES = 16
+_GREATEST = (1 << 64) - 1
 
 
 def mask_key(seed: int, use: str, position: int, tensor: str) -> int:
@@ -26,7 +27,10 @@ def uniform16(key: int, start: int, count: int) -> NDArray[np.uint16]:
     """`count` uniform 16-bit integers for the elements `[start, start + count)`."""
     first = start // _LANES
     steps = -(-(start + count) // _LANES) - first
-    words = np.random.Philox(counter=first, key=key).random_raw(4 * steps).astype("<u8", copy=False)
+    # All 64 bits of each word, so these are the words of `random_raw`, which takes and gives back the interpreter's
+    # lock for every one of them.
+    generator = np.random.Generator(np.random.Philox(counter=first, key=key))
+    words = generator.integers(0, _GREATEST, 4 * steps, np.uint64, endpoint=True).astype("<u8", copy=False)
     offset = start - first * _LANES
     return words.view("<u2")[offset : offset + count]
 

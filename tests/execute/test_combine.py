@@ -147,7 +147,7 @@ def test_workspaces_are_as_large_as_said(method: str, experts: int) -> None:
     chosen = operator(method)
     count = tile_elements(chosen, plan, Limits())
     assert count & (count - 1) == 0
-    assert 4096 <= count <= 65_536
+    assert 4096 <= count <= 262_144
     arrays = chosen.scratch_arrays(experts) + 2
     space = Workspace(count)
     held = sum(space.scratch(np.dtype(np.float32)).floats(str(n), count).nbytes for n in range(arrays))

@@ -21,9 +21,10 @@ from mergepipe.plan.schedule import Limits, Step
 
 Raw = NDArray[np.uint8]
 
-# A tile's arrays at most; measured: larger tiles leave the caches, smaller ones pay more calls. Speed only.
-_CACHE_BYTES = 4 << 20
-_SMALLEST_TILE, _LARGEST_TILE = 4096, 65536
+# A tile's arrays at most. Measured: smaller tiles leave the caches less, but workers then wait for the interpreter at
+# every call, which costs more. Speed only.
+_CACHE_BYTES = 32 << 20
+_SMALLEST_TILE, _LARGEST_TILE = 4096, 262144
 # Base, result and one decoded temporary, beside what the operator takes.
 _OWN_ARRAYS = 3
 

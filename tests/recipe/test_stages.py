@@ -30,6 +30,12 @@ def test_recipes_come_after_those_they_use() -> None:
     assert in_order((last,), "r.yml") == (last,)
 
 
+def test_a_recipe_by_itself_may_have_any_name() -> None:
+    """Many published ones do; it is OUT's all the same."""
+    for name in ("mine", "me/mine", ".."):
+        assert in_order((recipe(name, "x", "mine"),), "r.yml") == (recipe(None, "x", "mine"),)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

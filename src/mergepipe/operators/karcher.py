@@ -47,6 +47,8 @@ class Karcher(Resolved):
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
     ) -> Combination:
+        if not spec.terms:
+            return combination(spec, 1.0, ())  # one model is itself
         tol = number(spec.parameters, "tol")
         gram = whole_gram(spec, group_facts[0])
         points = models(len(spec.terms))

@@ -53,6 +53,8 @@ class MultiSlerp(Resolved):
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
     ) -> Combination:
+        if not spec.terms:
+            return combination(spec, 1.0, ())  # one model is itself
         weights = _weights(spec)
         factors = _factors(spec, weights, group_facts[0])
         if spec.reference is None:

@@ -14,9 +14,11 @@ from mergepipe.recipe.model import ModelRef, Recipe, TokenizerSpec
 def in_order(recipes: Sequence[Recipe], where: str) -> tuple[Recipe, ...]:
     """The recipes so that each comes after those whose names it uses as models; the unnamed one, OUT's, last.
 
-    Raises `RecipeError` unless exactly one has no name, for names given twice, and for recipes that
-    need each other.
+    A recipe by itself is OUT's, whatever its name. Raises `RecipeError` unless exactly one of several has no name,
+    for names given twice, and for recipes that need each other.
     """
+    if len(recipes) == 1:
+        return (replace(recipes[0], name=None),)
     names = [recipe.name for recipe in recipes if recipe.name is not None]
     for name in names:
         if name in ("", ".", "..") or "/" in name:

@@ -392,8 +392,20 @@ def test_a_base_without_tokenizer_is_refused(tmp_path: Path) -> None:
     own = Tongues.make(tmp_path)
     (tmp_path / "expert1" / "tokenizer.json").unlink()
     recipe = own.recipe("linear", EXPERTS, WEIGHTS, tokenizer_source="union")
-    assert any("expert1: has no tokenizer.json" in line for line in messages(recipe))
+    assert any("expert1: has no tokenizer: its tokens are taken" in line for line in messages(recipe))
     own.merge(recipe)
     (tmp_path / "base" / "tokenizer.json").unlink()
     with pytest.raises(RecipeError, match=r"base has no tokenizer\.json"):
         own.merge(recipe)
+
+
+@pytest.mark.parametrize("form", ["tokenizer.model", "vocab.json", "vocab.txt", "qwen.tiktoken", "tekken.json"])
+@pytest.mark.parametrize("source", ["union", "base", "@expert2"])
+def test_an_expert_whose_tokenizer_has_another_form_is_refused(tmp_path: Path, form: str, source: str) -> None:
+    """Its tokens may be others than the base's, so nothing is assumed of them: an error before any work."""
+    own = Tongues.make(tmp_path)
+    (tmp_path / "expert1" / "tokenizer.json").rename(tmp_path / "expert1" / form)
+    recipe = own.recipe("linear", EXPERTS, WEIGHTS, tokenizer_source=source)
+    with pytest.raises(RecipeError, match=rf"expert1 has no tokenizer\.json, only {form}; .*AutoTokenizer"):
+        own.merge(recipe)
+    assert not list(tmp_path.glob("out-*"))

@@ -311,22 +311,27 @@ def _with_size(config: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
 
 
 def _assumed(models: Sequence[Checkpoint], tokenizers: Tokenizers) -> tuple[list[ModelTokenizer], list[Finding]]:
-    """Every model's tokenizer; one without is taken to have the base's."""
+    """Every model's tokenizer; one without any files of one is taken to have the base's.
+
+    Raises `RecipeError` for a model whose tokenizer is there in another form: its tokens may be others.
+    """
     base = _required(tokenizers.models[0], models[0].ref)
     known, findings = [], []
-    for model, tokenizer in zip(models, tokenizers.models, strict=True):
+    for model, tokenizer, form in zip(models, tokenizers.models, tokenizers.other_forms, strict=True):
         if tokenizer is None:
-            message = f"has no tokenizer.json: its tokens are taken to be those of {models[0].ref}"
+            if form is not None:
+                _required(None, model.ref, f", only {form}")
+            message = f"has no tokenizer: its tokens are taken to be those of {models[0].ref}"
             findings.append(Finding(Severity.WARNING, model.ref, message))
         known.append(tokenizer or base)
     return known, findings
 
 
-def _required(tokenizer: ModelTokenizer | None, ref: str) -> ModelTokenizer:
+def _required(tokenizer: ModelTokenizer | None, ref: str, instead: str = "") -> ModelTokenizer:
     if tokenizer is None:
         raise RecipeError(
-            f"tokenizer: {ref} has no tokenizer.json, which tells its tokens' ids: load it with transformers' "
-            "AutoTokenizer and save it, or leave the tokenizer out of the recipe"
+            f"tokenizer: {ref} has no tokenizer.json{instead}; only that file tells its tokens' ids here: load it with "
+            "transformers' AutoTokenizer and save it, or leave the tokenizer out of the recipe"
         )
     return tokenizer
 

@@ -10,7 +10,7 @@ from mergepipe.core.suggest import did_you_mean
 from mergepipe.errors import FormatError, RecipeError
 from mergepipe.sidecar.chat import NAMED, most_common, read_template
 from mergepipe.sidecar.tokenizer import FILE, read_file, read_tokenizers, require_numbering
-from mergepipe.sidecar.tokenizer_files import GENERATION, tokenizer_texts
+from mergepipe.sidecar.tokenizer_files import GENERATION, other_form, tokenizer_texts
 from mergepipe.sidecar.tokens import ModelTokenizer, Place, TokenizerFiles, Tokenizers
 from mergepipe.store.contract import Purpose
 from mergepipe.store.meter import Meter
@@ -34,10 +34,11 @@ def gather_tokenizers(models: Sequence[Place], donor: Place | None, lenient: boo
         text = read_file(store, GENERATION)
     finally:
         store.close()
+    forms = tuple(_other_form(place, meter) for place in models)
     generation = {} if text is None else parse_object(text, f"{models[0].ref}/{GENERATION}")
     if donor is None:
-        return Tokenizers(tuple(found), generation=generation)
-    return Tokenizers(tuple(found[:-1]), found[-1], everyone[-1], generation)
+        return Tokenizers(tuple(found), forms, generation=generation)
+    return Tokenizers(tuple(found[:-1]), forms, found[-1], everyone[-1], generation)
 
 
 def chat_template(wanted: str, models: Sequence[Place], path: str, meter: Meter) -> str | None:
@@ -66,6 +67,15 @@ def chat_template(wanted: str, models: Sequence[Place], path: str, meter: Meter)
         f"chat_template: {wanted!r} is no template (which holds a brace), no model or file, and no template's name"
         f"{did_you_mean(wanted, NAMED)} (known: auto, {', '.join(NAMED)})"
     )
+
+
+def _other_form(place: Place, meter: Meter) -> str | None:
+    store = open_store(place.url, meter, Purpose.SIDECAR, place.ref)
+    try:
+        keys = store.keys()
+        return None if FILE in keys else other_form(keys)
+    finally:
+        store.close()
 
 
 def _template_at(there: Path, wanted: str, meter: Meter) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from mergepipe import api
 from mergepipe.errors import BudgetInfeasible, IncompatibleModels, ManifestMismatch, RecipeError, UsageError
@@ -337,6 +338,57 @@ def test_another_models_tokenizer(tongues: Tongues, inside: bool, tmp_path: Path
     again = tmp_path / "again"
     api.replay(out, again)
     assert files_of(again) == files_of(out)
+
+
+def widen(folder: Path, count: int) -> list[str]:
+    """Give a model's tokenizer more tokens than its embedding has rows; the tokens."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens = [f"<|far{number}|>" for number in range(count)]
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in tokens])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokens
+
+
+@pytest.mark.parametrize("multiple", [None, 16])
+@pytest.mark.parametrize(("place", "source"), [
+    ("elsewhere", "elsewhere"), ("expert3", "union"), ("expert3", "@expert3"), ("base", "base"), ("base", "union"),
+])  # fmt: skip
+def test_every_id_has_a_row(tmp_path: Path, place: str, source: str, multiple: int | None) -> None:
+    """Tokens that no model has a row for get zeros, to the highest id of the written tokenizer, and it is said."""
+    own = Tongues.make(tmp_path)
+    if place == "elsewhere":
+        shutil.copytree(tmp_path / "expert3", tmp_path / place, ignore=shutil.ignore_patterns("*.safetensors"))
+        source = str(tmp_path / place)
+    far = widen(tmp_path / place, 20)
+    tokenizer = {"source": source, "pad_to_multiple_of": multiple}
+    recipe = own.recipe("task_arithmetic", ("expert2", "expert3"), (0.5, 0.3), tokenizer=tokenizer)
+    [warned] = [line for line in messages(recipe) if "get zeros" in line]
+    assert all(name in warned for name in EMBEDDINGS)
+    out = own.merge(recipe)
+    ids, found = tokens_of(out), read_floats(out)
+    assert set(far) <= ids.keys()
+    numbers = tokens_of(tmp_path / place)
+    for name in EMBEDDINGS:
+        rows = found[name].shape[0]
+        assert rows > max(ids.values())
+        assert json.loads((out / "config.json").read_text())["vocab_size"] == rows
+        stored = own.floats(place)[name].shape[0] if place != "elsewhere" else 0
+        zero = [ids[token] for token in far if numbers[token] >= stored]
+        assert zero
+        assert not found[name][zero].any()
+        assert found[name][[ids[token] for token in ids if token not in far]].any(axis=1).all()
+
+
+def test_ids_with_a_wide_gap_are_refused(tmp_path: Path) -> None:
+    """No model of billions of zeros is made for one token's id."""
+    own = Tongues.make(tmp_path)
+    path = tmp_path / "base" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    last = max(document["model"]["vocab"], key=document["model"]["vocab"].get)
+    document["model"]["vocab"][last] = 2_000_000_000
+    path.write_text(json.dumps(document))
+    with pytest.raises(RecipeError, match="has the id 2,000,000,000, beyond 88 rows"):
+        own.merge(own.recipe("linear", EXPERTS, WEIGHTS, tokenizer_source="base"))
 
 
 # ------------------------------------------------------------------------------------- what is said

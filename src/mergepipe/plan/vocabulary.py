@@ -99,13 +99,10 @@ def settle_vocabulary(
     ids = with_ids(source, new)
     stored = [_embedding_rows(model) for model in models]
     least = stored[layout] if layout is not None and spec.pad_to_multiple_of is None else 0
-    output = output_vocabulary(ids, new, known, stored, choices, least)
+    _require_dense(ids, max(stored), models[layout].ref if layout is not None else tokenizers.donor_place.ref)
+    output = output_vocabulary(ids, new, known, choices, least)
     multiple = spec.pad_to_multiple_of or 1
     rows = -(-output.named.size // multiple) * multiple
-    beyond = [token for token, id_ in ids.items() if id_ >= output.named.size]
-    if beyond:
-        message = f"{len(beyond):,} tokens have ids beyond every embedding's rows and get none: {_listed(beyond)}"
-        findings.append(Finding(Severity.WARNING, models[layout or 0].ref, message))
     config, generation = _token_ids(models, tokenizers, layout, known, ids, findings)
     files = TokenizerFiles(
         input=layout,
@@ -175,13 +172,16 @@ def assemble(composition: Composition, models: Sequence[Checkpoint], vocabulary:
     tensors = []
     findings = list(composition.findings)
     zeros: dict[str, None] = {}
+    lacking: list[str] = []
     assembled: list[OutputTensor] = []
     for tensor in composition.tensors:
         if not _by_token(composition.models[tensor.base_input], tensor.base):
             tensors.append(tensor)
             continue
         settled, missing = _assembled(tensor, models, vocabulary)
-        zeros |= dict.fromkeys(missing)
+        if missing:
+            zeros |= dict.fromkeys(missing)
+            lacking.append(tensor.name)
         tensors.append(settled)
         if settled.rows is not None:
             assembled.append(settled)
@@ -193,7 +193,10 @@ def assemble(composition: Composition, models: Sequence[Checkpoint], vocabulary:
         )
         findings.append(Finding(Severity.NOTE, base, message))
     if zeros:
-        message = f"{len(zeros):,} tokens have a row in no model and get zeros: {_listed(tuple(zeros))}"
+        message = (
+            f"{', '.join(lacking)}: {len(zeros):,} tokens have a row in none of the models that these are made from, "
+            f"and get zeros: {_listed(tuple(zeros))}"
+        )
         findings.append(Finding(Severity.WARNING, base, message))
     config = {**composition.config, **vocabulary.config}
     if assembled:
@@ -325,6 +328,16 @@ def _assumed(models: Sequence[Checkpoint], tokenizers: Tokenizers) -> tuple[list
             findings.append(Finding(Severity.WARNING, model.ref, message))
         known.append(tokenizer or base)
     return known, findings
+
+
+def _require_dense(ids: Mapping[str, int], rows: int, ref: str) -> None:
+    """Every token gets a row, so an id far beyond both tokens and embeddings would make a model of zeros."""
+    token, last = max(ids.items(), key=lambda item: item[1], default=("", -1))
+    if last >= rows + len(ids):
+        raise RecipeError(
+            f"tokenizer: {ref}: token {token!r} has the id {last:,}, beyond {rows:,} rows and {len(ids):,} tokens: "
+            "a tokenizer whose ids have such gaps cannot number an embedding's rows"
+        )
 
 
 def _required(tokenizer: ModelTokenizer | None, ref: str, instead: str = "") -> ModelTokenizer:

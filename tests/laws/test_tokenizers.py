@@ -340,6 +340,46 @@ def test_another_models_tokenizer(tongues: Tongues, inside: bool, tmp_path: Path
     assert files_of(again) == files_of(out)
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_lost_token_takes_no_other_with_it(tmp_path: Path, inside: bool) -> None:
+    """Of a list of ids those the other tokenizer has stay; where none is left, its own model's config counts."""
+    own = Tongues.make(tmp_path)
+    donor = tmp_path / "expert3"
+    if not inside:
+        donor = tmp_path / "elsewhere"
+        shutil.copytree(tmp_path / "expert3", donor, ignore=shutil.ignore_patterns("*.safetensors"))
+    base, ids = own.ids["base"], own.ids["expert3"]
+    gone = next(id_ for token, id_ in base.items() if token not in ids)
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    (tmp_path / "base" / "config.json").write_text(
+        json.dumps(config | {"eos_token_id": [base["</s>"], gone], "bos_token_id": gone})
+    )
+    generation = {
+        "eos_token_id": [base["</s>"], gone],
+        "suppress_tokens": [gone, base["<s>"]],
+        "forced_decoder_ids": [[1, base["<s>"]], [2, gone]],
+        "bad_words_ids": [[gone, base["<s>"]]],
+        "temperature": 0.7,
+    }
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps(generation))
+    recipe = own.recipe("linear", ("expert1", "expert3"), (0.5, 0.5), tokenizer_source=str(donor))
+    out = own.merge(recipe)
+    config, generation = (json.loads((out / f"{n}.json").read_text()) for n in ("config", "generation_config"))
+    assert (config["eos_token_id"], config["bos_token_id"]) == ([ids["</s>"]], ids["<s>"])
+    assert generation == {
+        "eos_token_id": [ids["</s>"]],
+        "suppress_tokens": [ids["<s>"]],
+        "forced_decoder_ids": [[1, ids["<s>"]]],
+        "bad_words_ids": None,
+        "temperature": 0.7,
+    }
+    said = messages(recipe)
+    [eos] = [line for line in said if "eos_token_id" in line]
+    assert f"lacks {gone} (" in eos
+    assert eos.endswith(f"it becomes [{ids['</s>']}]")
+    assert any("bad_words_ids" in line and line.endswith("it becomes null") for line in said)
+
+
 def widen(folder: Path, count: int) -> list[str]:
     """Give a model's tokenizer more tokens than its embedding has rows; the tokens."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,13 +20,13 @@ from mergepipe.operators.contract import Operator
 from mergepipe.plan.compose import Composition, OutputTensor, compose, same_model
 from mergepipe.plan.family import FamilyRules, Finding, Severity
 from mergepipe.recipe.model import ModelRef, Recipe, TokenSource
+from mergepipe.sidecar.token_ids import renumbered
 from mergepipe.sidecar.tokens import ModelTokenizer, NewToken, TokenizerFiles, Tokenizers
 from mergepipe.sidecar.vocabulary import (
     OutputVocabulary,
     TokenChoice,
     additions,
     compare,
-    moved_ids,
     output_vocabulary,
     with_ids,
 )
@@ -374,28 +375,31 @@ def _token_ids(
 ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
     """What config.json and generation_config.json must say of token ids where the numbering is not the base's.
 
-    An id goes with its token; where the output lacks the token, the tokenizer's own model is asked.
+    An id goes with its token; where nothing of a value is left, the tokenizer's own model is asked.
     """
     if layout == 0:
         return {}, {}
     before = {id_: token for token, id_ in known[0].ids.items()}
-    theirs = models[layout].config if layout is not None else {}
+    theirs = models[layout].config if layout is not None else tokenizers.donor_config
     nested = models[0].config.get("text_config")
     top = {**(nested if isinstance(nested, Mapping) else {}), **models[0].config}
     moved: list[dict[str, Any]] = []
+    said: dict[str, None] = {}
     for values in (top, tokenizers.generation):
         changed: dict[str, Any] = {}
         for key, value in values.items():
-            if not key.endswith("_token_id") or value is None:
+            found = None if value is None else renumbered(key, value, before, ids)
+            if found is None:
                 continue
-            settled = moved_ids(value, before, ids)
-            if settled is None:
-                settled = theirs.get(key)
-                message = f"{key} {value} is no token of the output's vocabulary; it becomes {settled}"
-                findings.append(Finding(Severity.WARNING, models[0].ref, message))
+            settled = theirs.get(key) if found.lost and found.value is None else found.value
+            if found.lost:
+                lost = ", ".join(f"{each} ({before[each]!r})" if each in before else str(each) for each in found.lost)
+                message = f"{key} {value}: the output's vocabulary lacks {lost}; it becomes {json.dumps(settled)}"
+                said[message] = None
             if settled != value:
                 changed[key] = settled
         moved.append(changed)
+    findings += [Finding(Severity.WARNING, models[0].ref, message) for message in said]
     return moved[0], moved[1]
 
 

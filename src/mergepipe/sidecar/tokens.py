@@ -56,7 +56,8 @@ class Tokenizers:
     """What was read. `models` runs parallel to the inputs; None where one has no tokenizer.json.
 
     `other_forms` runs parallel to them: of one without, the file that has its vocabulary in another form, if there
-    is one. `donor` is a tokenizer of a directory that is no input. `generation` is the base's generation_config.json.
+    is one. `donor` is a tokenizer of a directory that is no input, `donor_config` what config.json says there.
+    `generation` is the base's generation_config.json.
     """
 
     models: tuple[ModelTokenizer | None, ...]
@@ -64,6 +65,7 @@ class Tokenizers:
     donor: ModelTokenizer | None = None
     donor_place: Place = Place("", "")
     generation: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    donor_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

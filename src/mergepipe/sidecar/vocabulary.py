@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,17 +135,6 @@ def output_vocabulary(
         own.append(mine)
     by_token = {token.content: (ids[token.content], token) for token in added}
     return OutputVocabulary(ids, tuple(own), named, by_token, dict(choices))
-
-
-def moved_ids(value: Any, before: Mapping[int, str], after: Mapping[str, int]) -> Any:
-    """A config's token id, or list of ids, in the output's numbering; None where a token is not in it."""
-    if isinstance(value, list):
-        moved = [moved_ids(each, before, after) for each in value]
-        return None if None in moved else moved
-    if isinstance(value, bool) or not isinstance(value, int):
-        return value
-    token = before.get(value)
-    return None if token is None else after.get(token)
 
 
 def _some(tokens: Sequence[str]) -> str:

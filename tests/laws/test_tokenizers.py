@@ -131,7 +131,7 @@ def test_sources_of_single_tokens(tongues: Tongues) -> None:
         "<pad>": {"source": {"kind": "zero"}},
         "<s>": {"source": "@expert3", "force": True},
         "<|new|>": {"source": {"kind": "model_token", "model": "@expert1", "token_id": 5}},
-        "</s>": {"force": True},
+        "</s>": {},
     }
     recipe = tongues.recipe(
         "task_arithmetic", EXPERTS, WEIGHTS, tokenizer={"source": "union", "tokens": tokens}, out_dtype="float32"
@@ -143,7 +143,6 @@ def test_sources_of_single_tokens(tongues: Tongues) -> None:
         "<pad>": (False, "zero"),
         "<s>": (True, ("expert3", tongues.ids["expert3"]["<s>"])),
         "<|new|>": (False, ("expert1", 5)),
-        "</s>": (True, None),
     }
     require_merged(tongues, out, "task_arithmetic", EXPERTS, WEIGHTS, choices)
     assert "<|new|>" in tokens_of(out)

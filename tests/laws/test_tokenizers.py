@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from mergepipe import api
 from mergepipe.errors import BudgetInfeasible, IncompatibleModels, ManifestMismatch, RecipeError, UsageError
@@ -130,7 +131,7 @@ def test_sources_of_single_tokens(tongues: Tongues) -> None:
         "<pad>": {"source": {"kind": "zero"}},
         "<s>": {"source": "@expert3", "force": True},
         "<|new|>": {"source": {"kind": "model_token", "model": "@expert1", "token_id": 5}},
-        "</s>": {"force": True},
+        "</s>": {},
     }
     recipe = tongues.recipe(
         "task_arithmetic", EXPERTS, WEIGHTS, tokenizer={"source": "union", "tokens": tokens}, out_dtype="float32"
@@ -142,7 +143,6 @@ def test_sources_of_single_tokens(tongues: Tongues) -> None:
         "<pad>": (False, "zero"),
         "<s>": (True, ("expert3", tongues.ids["expert3"]["<s>"])),
         "<|new|>": (False, ("expert1", 5)),
-        "</s>": (True, None),
     }
     require_merged(tongues, out, "task_arithmetic", EXPERTS, WEIGHTS, choices)
     assert "<|new|>" in tokens_of(out)
@@ -339,6 +339,97 @@ def test_another_models_tokenizer(tongues: Tongues, inside: bool, tmp_path: Path
     assert files_of(again) == files_of(out)
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_lost_token_takes_no_other_with_it(tmp_path: Path, inside: bool) -> None:
+    """Of a list of ids those the other tokenizer has stay; where none is left, its own model's config counts."""
+    own = Tongues.make(tmp_path)
+    donor = tmp_path / "expert3"
+    if not inside:
+        donor = tmp_path / "elsewhere"
+        shutil.copytree(tmp_path / "expert3", donor, ignore=shutil.ignore_patterns("*.safetensors"))
+    base, ids = own.ids["base"], own.ids["expert3"]
+    gone = next(id_ for token, id_ in base.items() if token not in ids)
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    (tmp_path / "base" / "config.json").write_text(
+        json.dumps(config | {"eos_token_id": [base["</s>"], gone], "bos_token_id": gone})
+    )
+    generation = {
+        "eos_token_id": [base["</s>"], gone],
+        "suppress_tokens": [gone, base["<s>"]],
+        "forced_decoder_ids": [[1, base["<s>"]], [2, gone]],
+        "bad_words_ids": [[gone, base["<s>"]]],
+        "temperature": 0.7,
+    }
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps(generation))
+    recipe = own.recipe("linear", ("expert1", "expert3"), (0.5, 0.5), tokenizer_source=str(donor))
+    out = own.merge(recipe)
+    config, generation = (json.loads((out / f"{n}.json").read_text()) for n in ("config", "generation_config"))
+    assert (config["eos_token_id"], config["bos_token_id"]) == ([ids["</s>"]], ids["<s>"])
+    assert generation == {
+        "eos_token_id": [ids["</s>"]],
+        "suppress_tokens": [ids["<s>"]],
+        "forced_decoder_ids": [[1, ids["<s>"]]],
+        "bad_words_ids": None,
+        "temperature": 0.7,
+    }
+    said = messages(recipe)
+    [eos] = [line for line in said if "eos_token_id" in line]
+    assert f"lacks {gone} (" in eos
+    assert eos.endswith(f"it becomes [{ids['</s>']}]")
+    assert any("bad_words_ids" in line and line.endswith("it becomes null") for line in said)
+
+
+def widen(folder: Path, count: int) -> list[str]:
+    """Give a model's tokenizer more tokens than its embedding has rows; the tokens."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens = [f"<|far{number}|>" for number in range(count)]
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in tokens])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokens
+
+
+@pytest.mark.parametrize("multiple", [None, 16])
+@pytest.mark.parametrize(("place", "source"), [
+    ("elsewhere", "elsewhere"), ("expert3", "union"), ("expert3", "@expert3"), ("base", "base"), ("base", "union"),
+])  # fmt: skip
+def test_every_id_has_a_row(tmp_path: Path, place: str, source: str, multiple: int | None) -> None:
+    """Tokens that no model has a row for get zeros, to the highest id of the written tokenizer, and it is said."""
+    own = Tongues.make(tmp_path)
+    if place == "elsewhere":
+        shutil.copytree(tmp_path / "expert3", tmp_path / place, ignore=shutil.ignore_patterns("*.safetensors"))
+        source = str(tmp_path / place)
+    far = widen(tmp_path / place, 20)
+    tokenizer = {"source": source, "pad_to_multiple_of": multiple}
+    recipe = own.recipe("task_arithmetic", ("expert2", "expert3"), (0.5, 0.3), tokenizer=tokenizer)
+    [warned] = [line for line in messages(recipe) if "get zeros" in line]
+    assert all(name in warned for name in EMBEDDINGS)
+    out = own.merge(recipe)
+    ids, found = tokens_of(out), read_floats(out)
+    assert set(far) <= ids.keys()
+    numbers = tokens_of(tmp_path / place)
+    for name in EMBEDDINGS:
+        rows = found[name].shape[0]
+        assert rows > max(ids.values())
+        assert json.loads((out / "config.json").read_text())["vocab_size"] == rows
+        stored = own.floats(place)[name].shape[0] if place != "elsewhere" else 0
+        zero = [ids[token] for token in far if numbers[token] >= stored]
+        assert zero
+        assert not found[name][zero].any()
+        assert found[name][[ids[token] for token in ids if token not in far]].any(axis=1).all()
+
+
+def test_ids_with_a_wide_gap_are_refused(tmp_path: Path) -> None:
+    """No model of billions of zeros is made for one token's id."""
+    own = Tongues.make(tmp_path)
+    path = tmp_path / "base" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    last = max(document["model"]["vocab"], key=document["model"]["vocab"].get)
+    document["model"]["vocab"][last] = 2_000_000_000
+    path.write_text(json.dumps(document))
+    with pytest.raises(RecipeError, match="has the id 2,000,000,000, beyond 88 rows"):
+        own.merge(own.recipe("linear", EXPERTS, WEIGHTS, tokenizer_source="base"))
+
+
 # ------------------------------------------------------------------------------------- what is said
 
 
@@ -392,8 +483,20 @@ def test_a_base_without_tokenizer_is_refused(tmp_path: Path) -> None:
     own = Tongues.make(tmp_path)
     (tmp_path / "expert1" / "tokenizer.json").unlink()
     recipe = own.recipe("linear", EXPERTS, WEIGHTS, tokenizer_source="union")
-    assert any("expert1: has no tokenizer.json" in line for line in messages(recipe))
+    assert any("expert1: has no tokenizer: its tokens are taken" in line for line in messages(recipe))
     own.merge(recipe)
     (tmp_path / "base" / "tokenizer.json").unlink()
     with pytest.raises(RecipeError, match=r"base has no tokenizer\.json"):
         own.merge(recipe)
+
+
+@pytest.mark.parametrize("form", ["tokenizer.model", "vocab.json", "vocab.txt", "qwen.tiktoken", "tekken.json"])
+@pytest.mark.parametrize("source", ["union", "base", "@expert2"])
+def test_an_expert_whose_tokenizer_has_another_form_is_refused(tmp_path: Path, form: str, source: str) -> None:
+    """Its tokens may be others than the base's, so nothing is assumed of them: an error before any work."""
+    own = Tongues.make(tmp_path)
+    (tmp_path / "expert1" / "tokenizer.json").rename(tmp_path / "expert1" / form)
+    recipe = own.recipe("linear", EXPERTS, WEIGHTS, tokenizer_source=source)
+    with pytest.raises(RecipeError, match=rf"expert1 has no tokenizer\.json, only {form}; .*AutoTokenizer"):
+        own.merge(recipe)
+    assert not list(tmp_path.glob("out-*"))

@@ -39,7 +39,7 @@ tokenizer:
   tokens:
     a: {source: {kind: model_token, model: m, token: yes}}
     b: {source: {kind: model_token, model: {model: m}, token_id: 7}}
-    c: {force: true}
+    c: {force: false}
 """
 
 
@@ -456,7 +456,7 @@ def test_plain_keys_are_kept() -> None:
                 {
                     "a": TokenSource("model_token", ModelRef("m"), token="yes"),
                     "b": TokenSource("model_token", ModelRef("m"), token_id=7),
-                    "c": TokenSource("default", force=True),
+                    "c": TokenSource("default"),
                 },
             ),
         ),
@@ -481,6 +481,8 @@ def test_every_form_of_the_tokenizer(text: str, spec: TokenizerSpec) -> None:
         ("tokenizer: {tokens: {a: {source: {kind: model_token, model: m}}}}", "one of `token:` and `token_id:`"),
         ("tokenizer: {tokens: {a: {source: {kind: model_token, model: m, token: x, token_id: 1}}}}", "one of `token:`"),
         ("tokenizer: {tokens: {a: {source: {kind: model_token, token: x}}}}", "needs `model:`"),
+        ("tokenizer: {tokens: {a: {force: true}}}", "nothing to force without a source: add `source:`"),
+        ("tokenizer: {tokens: {a: {source: null, force: true}}}", "nothing to force without a source"),
         ("tokenizer: {}\ntokenizer_source: base", "cannot both be given"),
     ],
 )

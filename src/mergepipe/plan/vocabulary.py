@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,13 +20,13 @@ from mergepipe.operators.contract import Operator
 from mergepipe.plan.compose import Composition, OutputTensor, compose, same_model
 from mergepipe.plan.family import FamilyRules, Finding, Severity
 from mergepipe.recipe.model import ModelRef, Recipe, TokenSource
+from mergepipe.sidecar.token_ids import renumbered
 from mergepipe.sidecar.tokens import ModelTokenizer, NewToken, TokenizerFiles, Tokenizers
 from mergepipe.sidecar.vocabulary import (
     OutputVocabulary,
     TokenChoice,
     additions,
     compare,
-    moved_ids,
     output_vocabulary,
     with_ids,
 )
@@ -99,13 +100,10 @@ def settle_vocabulary(
     ids = with_ids(source, new)
     stored = [_embedding_rows(model) for model in models]
     least = stored[layout] if layout is not None and spec.pad_to_multiple_of is None else 0
-    output = output_vocabulary(ids, new, known, stored, choices, least)
+    _require_dense(ids, max(stored), models[layout].ref if layout is not None else tokenizers.donor_place.ref)
+    output = output_vocabulary(ids, new, known, choices, least)
     multiple = spec.pad_to_multiple_of or 1
     rows = -(-output.named.size // multiple) * multiple
-    beyond = [token for token, id_ in ids.items() if id_ >= output.named.size]
-    if beyond:
-        message = f"{len(beyond):,} tokens have ids beyond every embedding's rows and get none: {_listed(beyond)}"
-        findings.append(Finding(Severity.WARNING, models[layout or 0].ref, message))
     config, generation = _token_ids(models, tokenizers, layout, known, ids, findings)
     files = TokenizerFiles(
         input=layout,
@@ -175,13 +173,16 @@ def assemble(composition: Composition, models: Sequence[Checkpoint], vocabulary:
     tensors = []
     findings = list(composition.findings)
     zeros: dict[str, None] = {}
+    lacking: list[str] = []
     assembled: list[OutputTensor] = []
     for tensor in composition.tensors:
         if not _by_token(composition.models[tensor.base_input], tensor.base):
             tensors.append(tensor)
             continue
         settled, missing = _assembled(tensor, models, vocabulary)
-        zeros |= dict.fromkeys(missing)
+        if missing:
+            zeros |= dict.fromkeys(missing)
+            lacking.append(tensor.name)
         tensors.append(settled)
         if settled.rows is not None:
             assembled.append(settled)
@@ -193,7 +194,10 @@ def assemble(composition: Composition, models: Sequence[Checkpoint], vocabulary:
         )
         findings.append(Finding(Severity.NOTE, base, message))
     if zeros:
-        message = f"{len(zeros):,} tokens have a row in no model and get zeros: {_listed(tuple(zeros))}"
+        message = (
+            f"{', '.join(lacking)}: {len(zeros):,} tokens have a row in none of the models that these are made from, "
+            f"and get zeros: {_listed(tuple(zeros))}"
+        )
         findings.append(Finding(Severity.WARNING, base, message))
     config = {**composition.config, **vocabulary.config}
     if assembled:
@@ -311,22 +315,37 @@ def _with_size(config: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
 
 
 def _assumed(models: Sequence[Checkpoint], tokenizers: Tokenizers) -> tuple[list[ModelTokenizer], list[Finding]]:
-    """Every model's tokenizer; one without is taken to have the base's."""
+    """Every model's tokenizer; one without any files of one is taken to have the base's.
+
+    Raises `RecipeError` for a model whose tokenizer is there in another form: its tokens may be others.
+    """
     base = _required(tokenizers.models[0], models[0].ref)
     known, findings = [], []
-    for model, tokenizer in zip(models, tokenizers.models, strict=True):
+    for model, tokenizer, form in zip(models, tokenizers.models, tokenizers.other_forms, strict=True):
         if tokenizer is None:
-            message = f"has no tokenizer.json: its tokens are taken to be those of {models[0].ref}"
+            if form is not None:
+                _required(None, model.ref, f", only {form}")
+            message = f"has no tokenizer: its tokens are taken to be those of {models[0].ref}"
             findings.append(Finding(Severity.WARNING, model.ref, message))
         known.append(tokenizer or base)
     return known, findings
 
 
-def _required(tokenizer: ModelTokenizer | None, ref: str) -> ModelTokenizer:
+def _require_dense(ids: Mapping[str, int], rows: int, ref: str) -> None:
+    """Every token gets a row, so an id far beyond both tokens and embeddings would make a model of zeros."""
+    token, last = max(ids.items(), key=lambda item: item[1], default=("", -1))
+    if last >= rows + len(ids):
+        raise RecipeError(
+            f"tokenizer: {ref}: token {token!r} has the id {last:,}, beyond {rows:,} rows and {len(ids):,} tokens: "
+            "a tokenizer whose ids have such gaps cannot number an embedding's rows"
+        )
+
+
+def _required(tokenizer: ModelTokenizer | None, ref: str, instead: str = "") -> ModelTokenizer:
     if tokenizer is None:
         raise RecipeError(
-            f"tokenizer: {ref} has no tokenizer.json, which tells its tokens' ids: load it with transformers' "
-            "AutoTokenizer and save it, or leave the tokenizer out of the recipe"
+            f"tokenizer: {ref} has no tokenizer.json{instead}; only that file tells its tokens' ids here: load it with "
+            "transformers' AutoTokenizer and save it, or leave the tokenizer out of the recipe"
         )
     return tokenizer
 
@@ -356,28 +375,31 @@ def _token_ids(
 ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
     """What config.json and generation_config.json must say of token ids where the numbering is not the base's.
 
-    An id goes with its token; where the output lacks the token, the tokenizer's own model is asked.
+    An id goes with its token; where nothing of a value is left, the tokenizer's own model is asked.
     """
     if layout == 0:
         return {}, {}
     before = {id_: token for token, id_ in known[0].ids.items()}
-    theirs = models[layout].config if layout is not None else {}
+    theirs = models[layout].config if layout is not None else tokenizers.donor_config
     nested = models[0].config.get("text_config")
     top = {**(nested if isinstance(nested, Mapping) else {}), **models[0].config}
     moved: list[dict[str, Any]] = []
+    said: dict[str, None] = {}
     for values in (top, tokenizers.generation):
         changed: dict[str, Any] = {}
         for key, value in values.items():
-            if not key.endswith("_token_id") or value is None:
+            found = None if value is None else renumbered(key, value, before, ids)
+            if found is None:
                 continue
-            settled = moved_ids(value, before, ids)
-            if settled is None:
-                settled = theirs.get(key)
-                message = f"{key} {value} is no token of the output's vocabulary; it becomes {settled}"
-                findings.append(Finding(Severity.WARNING, models[0].ref, message))
+            settled = theirs.get(key) if found.lost and found.value is None else found.value
+            if found.lost:
+                lost = ", ".join(f"{each} ({before[each]!r})" if each in before else str(each) for each in found.lost)
+                message = f"{key} {value}: the output's vocabulary lacks {lost}; it becomes {json.dumps(settled)}"
+                said[message] = None
             if settled != value:
                 changed[key] = settled
         moved.append(changed)
+    findings += [Finding(Severity.WARNING, models[0].ref, message) for message in said]
     return moved[0], moved[1]
 
 

@@ -430,7 +430,12 @@ def _token(place: Place) -> TokenSource:
     force = bool(entry["force"].scalar(_SWITCH)) if "force" in entry else False
     source = entry.get("source")
     if source is None or source.is_null:
-        return TokenSource("default", force=force)
+        if force:
+            raise entry["force"].error(
+                "has nothing to force without a source: add `source:` (a model, or kind zero or model_token), or leave "
+                "force out"
+            )
+        return TokenSource("default")
     keys = source.mapping() if source.is_mapping else {}
     if "kind" not in keys:
         return TokenSource("model", _model(source), force=force)

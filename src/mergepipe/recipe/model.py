@@ -79,7 +79,7 @@ class TokenSource:
     """Where one token's embedding comes from.
 
     `kind` is `"model"` (the same token of `model`), `"model_token"` (its `token` or `token_id`), `"zero"`, or
-    `"default"` (the tokenizer's own rule). `force` applies it to models that have the token as well.
+    `"default"` (the tokenizer's own rule, never forced). `force` applies it to models that have the token as well.
     """
 
     kind: str

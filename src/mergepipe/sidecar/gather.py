@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mergepipe.checkpoint.strictjson import parse_object
 from mergepipe.core.suggest import did_you_mean
 from mergepipe.errors import FormatError, RecipeError
 from mergepipe.sidecar.chat import NAMED, most_common, read_template
 from mergepipe.sidecar.tokenizer import FILE, read_file, read_tokenizers, require_numbering
-from mergepipe.sidecar.tokenizer_files import GENERATION, tokenizer_texts
+from mergepipe.sidecar.tokenizer_files import GENERATION, other_form, tokenizer_texts
 from mergepipe.sidecar.tokens import ModelTokenizer, Place, TokenizerFiles, Tokenizers
 from mergepipe.store.contract import Purpose
 from mergepipe.store.meter import Meter
 from mergepipe.store.opening import open_store, resolve
 
 _AUTO = "auto"
+_MODEL_CONFIG = "config.json"
 
 
 def gather_tokenizers(models: Sequence[Place], donor: Place | None, lenient: bool, meter: Meter) -> Tokenizers:
@@ -29,15 +31,12 @@ def gather_tokenizers(models: Sequence[Place], donor: Place | None, lenient: boo
         if not lenient:
             raise
         found = [None] * len(everyone)
-    store = open_store(models[0].url, meter, Purpose.SIDECAR, models[0].ref)
-    try:
-        text = read_file(store, GENERATION)
-    finally:
-        store.close()
-    generation = {} if text is None else parse_object(text, f"{models[0].ref}/{GENERATION}")
+    forms = tuple(_other_form(place, meter) for place in models)
+    generation = _object_at(models[0], GENERATION, meter)
     if donor is None:
-        return Tokenizers(tuple(found), generation=generation)
-    return Tokenizers(tuple(found[:-1]), found[-1], everyone[-1], generation)
+        return Tokenizers(tuple(found), forms, generation=generation)
+    place = everyone[-1]
+    return Tokenizers(tuple(found[:-1]), forms, found[-1], place, generation, _object_at(place, _MODEL_CONFIG, meter))
 
 
 def chat_template(wanted: str, models: Sequence[Place], path: str, meter: Meter) -> str | None:
@@ -66,6 +65,25 @@ def chat_template(wanted: str, models: Sequence[Place], path: str, meter: Meter)
         f"chat_template: {wanted!r} is no template (which holds a brace), no model or file, and no template's name"
         f"{did_you_mean(wanted, NAMED)} (known: auto, {', '.join(NAMED)})"
     )
+
+
+def _object_at(place: Place, key: str, meter: Meter) -> Mapping[str, Any]:
+    """A JSON file of a model directory; empty where it is not there."""
+    store = open_store(place.url, meter, Purpose.SIDECAR, place.ref)
+    try:
+        text = read_file(store, key)
+    finally:
+        store.close()
+    return {} if text is None else parse_object(text, f"{place.ref}/{key}")
+
+
+def _other_form(place: Place, meter: Meter) -> str | None:
+    store = open_store(place.url, meter, Purpose.SIDECAR, place.ref)
+    try:
+        keys = store.keys()
+        return None if FILE in keys else other_form(keys)
+    finally:
+        store.close()
 
 
 def _template_at(there: Path, wanted: str, meter: Meter) -> str:

@@ -6,6 +6,7 @@ What to write is a value in the plan, and writing it needs JSON only, so that a 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Final
 
 from mergepipe.checkpoint.strictjson import parse_object
@@ -22,13 +23,21 @@ _OLDER_FORMS: Final = frozenset(
     ["tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
      "added_tokens.json", "tekken.json"]
 )  # fmt: skip
+# Those among them that hold a vocabulary; the others add to one.
+_VOCABULARIES: Final = _OLDER_FORMS - {"added_tokens.json", "merges.txt"}
+_TIKTOKEN: Final = ".tiktoken"
 _TEMPLATES: Final = frozenset(["chat_template.jinja", "chat_template.json"])
 _ALL: Final = _OLDER_FORMS | _TEMPLATES | {FILE, CONFIG, "special_tokens_map.json"}
 
 
 def is_tokenizer_file(key: str) -> bool:
     """Whether a file of a model directory belongs to its tokenizer."""
-    return key in _ALL or key.startswith(_FOLDER)
+    return key in _ALL or key.startswith(_FOLDER) or key.endswith(_TIKTOKEN)
+
+
+def other_form(keys: Iterable[str]) -> str | None:
+    """The first of these files, by name, that holds a vocabulary in another form than tokenizer.json."""
+    return next((key for key in sorted(keys) if key in _VOCABULARIES or key.endswith(_TIKTOKEN)), None)
 
 
 def tokenizer_texts(files: TokenizerFiles, donor: ByteStore, base: ByteStore) -> dict[str, bytes | None]:
@@ -49,7 +58,7 @@ def tokenizer_texts(files: TokenizerFiles, donor: ByteStore, base: ByteStore) ->
             raise FormatError(f"{where}: has no {FILE} to add tokens to")
         tokens = {each.token.content: (each.id, each.token) for each in files.added}
         texts[FILE] = with_added(held[FILE], tokens, f"{where}/{FILE}")
-        texts |= {key: None for key in held if key in _OLDER_FORMS}
+        texts |= {key: None for key in held if key in _OLDER_FORMS or key.endswith(_TIKTOKEN)}
         if CONFIG in held:
             held[CONFIG] = _config_with_added(held[CONFIG], files.added, f"{where}/{CONFIG}")
             texts[CONFIG] = held[CONFIG]

@@ -55,13 +55,17 @@ class Place:
 class Tokenizers:
     """What was read. `models` runs parallel to the inputs; None where one has no tokenizer.json.
 
-    `donor` is a tokenizer of a directory that is no input. `generation` is the base's generation_config.json.
+    `other_forms` runs parallel to them: of one without, the file that has its vocabulary in another form, if there
+    is one. `donor` is a tokenizer of a directory that is no input, `donor_config` what config.json says there.
+    `generation` is the base's generation_config.json.
     """
 
     models: tuple[ModelTokenizer | None, ...]
+    other_forms: tuple[str | None, ...]
     donor: ModelTokenizer | None = None
     donor_place: Place = Place("", "")
     generation: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    donor_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

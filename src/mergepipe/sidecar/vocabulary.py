@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,46 +117,24 @@ def output_vocabulary(
     ids: Mapping[str, int],
     added: Sequence[AddedToken],
     tokenizers: Sequence[ModelTokenizer],
-    rows: Sequence[int],
     choices: Mapping[str, TokenChoice],
     least: int,
 ) -> OutputVocabulary:
-    """Number the output's rows. `rows[i]` is how many rows input i's embedding has.
-
-    There are `least` rows, and more where a token of a higher id has a row in some input or a source in the
-    recipe; a token that has neither (its id is beyond every embedding) gets none.
-    """
-    count = least
-    for token, id_ in ids.items():
-        if id_ >= count and (
-            token in choices or any(t.ids.get(token, n) < n for t, n in zip(tokenizers, rows, strict=True))
-        ):
-            count = id_ + 1
+    """Number the output's rows: at least `least`, and one for every token, whether a model has a row for it or not."""
+    count = max(least, 1 + max(ids.values(), default=-1))
     named = np.zeros(count, np.bool_)
-    placed = [(token, id_) for token, id_ in ids.items() if id_ < count]
-    named[[id_ for _, id_ in placed]] = True
+    named[list(ids.values())] = True
     own = []
     for tokenizer in tokenizers:
         mine = np.full(count, -1, np.int64)
         nameless = np.flatnonzero(~named)
         used = set(tokenizer.ids.values())
         mine[nameless] = [-1 if int(row) in used else int(row) for row in nameless]
-        for token, id_ in placed:
+        for token, id_ in ids.items():
             mine[id_] = tokenizer.ids.get(token, -1)
         own.append(mine)
     by_token = {token.content: (ids[token.content], token) for token in added}
     return OutputVocabulary(ids, tuple(own), named, by_token, dict(choices))
-
-
-def moved_ids(value: Any, before: Mapping[int, str], after: Mapping[str, int]) -> Any:
-    """A config's token id, or list of ids, in the output's numbering; None where a token is not in it."""
-    if isinstance(value, list):
-        moved = [moved_ids(each, before, after) for each in value]
-        return None if None in moved else moved
-    if isinstance(value, bool) or not isinstance(value, int):
-        return value
-    token = before.get(value)
-    return None if token is None else after.get(token)
 
 
 def _some(tokens: Sequence[str]) -> str:

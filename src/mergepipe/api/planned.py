@@ -142,7 +142,8 @@ def _padded(logical: LogicalPlan, prepared: Prepared, index: IndexOptions, limit
             if not index.reads:
                 raise UsageError(
                     f"{tensor.name}: padding rows are means of all rows; {format_bytes(padding_bytes(parts))} would "
-                    "have to be read for this (INDEX), which --no-index-reads forbids"
+                    "have to be read for this (INDEX), which --no-index-reads forbids. "
+                    "No index helps: leave it out, or merge from a plan made without it (--plan)"
                 )
             means = mean_rows(parts, prepared.checkpoints, prepared.meter, limits.memory)
             tensor = with_padding(tensor, means)

@@ -11,6 +11,7 @@ from mergepipe import api
 from mergepipe.errors import UsageError
 from mergepipe.operators.contract import AccessClass
 from tests.laws.test_every_method import CASES, Case, recipe
+from tests.laws.vocabularies import Tongues
 from tests.laws.world import World, published
 
 # The methods whose facts are of several models together.
@@ -70,6 +71,27 @@ def test_what_is_announced_is_what_is_missing(world: World, method: str) -> None
     fewer = Case(case.method, case.merge, case.model, models=2)
     with pytest.raises(UsageError, match="--no-index-reads"):
         api.plan(recipe(world, fewer), world.options(), api.IndexOptions(index.folder, reads=False))
+
+
+@pytest.mark.parametrize("method", ["ties", "karcher"])
+def test_facts_of_rows_by_token_are_not_kept(tmp_path: Path, method: str) -> None:
+    """Every run says so, and reads for nothing else from the second on; without reads, the error says what helps."""
+    tongues = Tongues.make(tmp_path)
+    parameters = {"density": 0.5} if method == "ties" else {}
+    path = tongues.recipe(method, ("expert1", "expert3"), (1.0, 1.0), tokenizer_source="union", parameters=parameters)
+    options = api.PlanOptions(budget="80%", block_bytes=64)
+    first, second = Notes(), Notes()
+    api.plan(path, options, tongues.index, api.Limits(), first)
+    planned = api.plan(path, options, tongues.index, api.Limits(), second)
+    assert ["no index of these models yet" in text for text in first.announced] == [True, False]
+    assert first.announced[1:] == second.announced
+    assert "lm_head.weight, model.embed_tokens.weight, whose rows are put in order by token" in second.announced[0]
+    assert planned.index_bytes > 0
+    with pytest.raises(UsageError, match="No index helps"):
+        api.plan(path, options, api.IndexOptions(tongues.index.folder, reads=False))
+    api.save_plan(planned, tmp_path / "plan.json")
+    result = api.merge_planned(tmp_path / "plan.json", tmp_path / "out")
+    assert result["index_bytes"] == 0
 
 
 def test_a_changed_expert_is_never_answered_from_before(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mergepipe.api.observer import SILENT, Observer
@@ -12,9 +12,11 @@ from mergepipe.api.prepared import Prepared, prepare
 from mergepipe.checkpoint.opening import open_checkpoint
 from mergepipe.checkpoint.quantised import refuse_quantised
 from mergepipe.core.units import format_bytes
+from mergepipe.errors import UsageError
 from mergepipe.index.build import cost_to_ensure, ensure
 from mergepipe.index.groups import gather, group_cost
-from mergepipe.index.model import Knowledge, Wanted
+from mergepipe.index.model import Knowledge, Pair, Wanted, WantedGroup
+from mergepipe.operators.contract import Operator
 from mergepipe.plan.access import wanted_facts, wanted_group_facts
 from mergepipe.plan.budget import Budget
 from mergepipe.plan.compose import Composition, compose_models
@@ -24,7 +26,6 @@ from mergepipe.plan.logical import LogicalPlan
 from mergepipe.plan.pairs import assembled_pairs, index_pairs
 from mergepipe.plan.schedule import Limits
 from mergepipe.recipe.parse import load_recipe
-from mergepipe.stats.contract import Fact
 from mergepipe.store.contract import Purpose
 from mergepipe.store.meter import Meter
 
@@ -72,64 +73,94 @@ def know(
     Raises `UsageError` where something would have to be read and `index.reads` forbids it.
     """
     capped = budget.cap is not None or budget.blocks is not None
-    together = wanted_group_facts(logical, prepared.operator)
-    wanted = wanted_facts(logical, prepared.operator)
-    index_bytes = prepared.meter.spent().bytes[Purpose.INDEX]
-    if not capped and not wanted and not together:
-        return Knowledge(index_bytes=index_bytes)
+    kept, by_token = _needs(logical, prepared.operator)
+    if not capped and not kept and not by_token:
+        return Knowledge(index_bytes=prepared.meter.spent().bytes[Purpose.INDEX])
     pairs = index_pairs(prepared.composition, options.block_bytes)
     rows = assembled_pairs(logical, prepared.checkpoints, options.block_bytes)
-    by_rows = {tensor.name for tensor in logical.tensors if tensor.assembly is not None}
-    wanted_rows = [each for each in wanted if each.tensor in by_rows]
-    together_rows = [each for each in together if each.tensor in by_rows]
-    wanted = [each for each in wanted if each.tensor not in by_rows]
-    together = [each for each in together if each.tensor not in by_rows]
-    own = cost_to_ensure(pairs, wanted, capped, index.shelf, limits.memory, limits.workers)
-    cost = own + cost_to_ensure(rows, wanted_rows, False, None, limits.memory, limits.workers)
-    cost += group_cost(pairs, together, index.shelf, limits.memory, limits.workers)
-    cost += group_cost(rows, together_rows, None, limits.memory, limits.workers)
-    if cost:
-        full = full_bytes(logical) + sum(len(t.extent) for t in prepared.checkpoints[0].tensors.values())
-        observer.note(
-            f"{'no index of these models yet' if capped and own else 'facts of whole tensors are needed'}: "
-            f"reading {format_bytes(cost)} (INDEX) first; the full-read merge itself reads {format_bytes(full)}"
-        )
+    full = full_bytes(logical) + sum(len(t.extent) for t in prepared.checkpoints[0].tensors.values())
+    for text in _announcements(pairs, kept, rows, by_token, capped, index, limits):
+        observer.note(f"{text}; the full-read merge itself reads {format_bytes(full)}")
+    meter, memory, workers, progress = prepared.meter, limits.memory, limits.workers, observer.progress
     joint, joint_rows = (
-        gather(of, needs, shelf, prepared.meter, limits.memory, limits.workers, observer.progress, index.reads)
-        for of, needs, shelf in ((pairs, together, index.shelf), (rows, together_rows, None))
+        gather(of, needs.together, shelf, meter, memory, workers, progress, index.reads)
+        for of, needs, shelf in ((pairs, kept, index.shelf), (rows, by_token, None))
     )
-    group_facts = {**joint.group_facts, **joint_rows.group_facts}
-    facts_of_rows: Mapping[Wanted, Fact] = {}
-    if wanted_rows:
-        facts_of_rows = ensure(
-            rows,
-            wanted_rows,
-            False,
-            None,
-            prepared.meter,
-            limits.memory,
-            limits.workers,
-            observer.progress,
-            index.reads,
-        ).facts
-    knowledge = Knowledge()
-    if capped or wanted:
-        knowledge = ensure(
-            pairs,
-            wanted,
-            capped,
-            index.shelf,
-            prepared.meter,
-            limits.memory,
-            limits.workers,
-            observer.progress,
-            index.reads,
-        )
-    index_bytes = prepared.meter.spent().bytes[Purpose.INDEX]
-    for note in (*joint.notes, *knowledge.notes):
+    of_rows = own = Knowledge()
+    if by_token.single:
+        of_rows = ensure(rows, by_token.single, False, None, meter, memory, workers, progress, index.reads)
+    if capped or kept.single:
+        own = ensure(pairs, kept.single, capped, index.shelf, meter, memory, workers, progress, index.reads)
+    for note in (*joint.notes, *own.notes):
         observer.note(note)
-    facts = {**knowledge.facts, **facts_of_rows}
-    return replace(knowledge, facts=facts, group_facts=group_facts, index_bytes=index_bytes)
+    return replace(
+        own,
+        facts={**own.facts, **of_rows.facts},
+        group_facts={**joint.group_facts, **joint_rows.group_facts},
+        index_bytes=meter.spent().bytes[Purpose.INDEX],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What a method asks of single experts, and of several together."""
+
+    single: Sequence[Wanted]
+    together: Sequence[WantedGroup]
+
+    def __bool__(self) -> bool:
+        return bool(self.single or self.together)
+
+    @property
+    def tensors(self) -> list[str]:
+        """Whose facts are asked for."""
+        return sorted({each.tensor for each in self.single} | {each.tensor for each in self.together})
+
+
+def _needs(logical: LogicalPlan, operator: Operator) -> tuple[_Needs, _Needs]:
+    """Needs of tensors as files have them, whose answers are kept; of those put together by token, which are not."""
+    by_token = {tensor.name for tensor in logical.tensors if tensor.assembly is not None}
+    single, together = wanted_facts(logical, operator), wanted_group_facts(logical, operator)
+    kept, computed = (
+        _Needs(
+            [each for each in single if (each.tensor in by_token) is assembled],
+            [each for each in together if (each.tensor in by_token) is assembled],
+        )
+        for assembled in (False, True)
+    )
+    return kept, computed
+
+
+def _announcements(
+    pairs: Sequence[Pair],
+    kept: _Needs,
+    rows: Sequence[Pair],
+    by_token: _Needs,
+    capped: bool,
+    index: IndexOptions,
+    limits: Limits,
+) -> list[str]:
+    """What will be read for facts, and why. Raises `UsageError` where it is forbidden and no index would help."""
+    memory, workers = limits.memory, limits.workers
+    texts = []
+    own = cost_to_ensure(pairs, kept.single, capped, index.shelf, memory, workers)
+    cost = own + group_cost(pairs, kept.together, index.shelf, memory, workers)
+    if cost:
+        unindexed = capped and own and cost_to_ensure(pairs, [], True, index.shelf, memory, workers)
+        why = "no index of these models yet" if unindexed else "facts of whole tensors are needed"
+        texts.append(f"{why}: reading {format_bytes(cost)} (INDEX) first")
+    cost = cost_to_ensure(rows, by_token.single, False, None, memory, workers)
+    cost += group_cost(rows, by_token.together, None, memory, workers)
+    if cost:
+        why = f"facts of {', '.join(by_token.tensors)}, whose rows are put in order by token, are never kept"
+        if not index.reads:
+            raise UsageError(
+                f"{why}: {format_bytes(cost)} would have to be read for them (INDEX), which --no-index-reads forbids. "
+                "No index helps: leave it out, or plan where reading is allowed (`mergepipe plan … -o plan.json`) and "
+                "merge with --plan plan.json, which has them"
+            )
+        texts.append(f"{why}: reading {format_bytes(cost)} (INDEX) first, as in every run")
+    return texts
 
 
 def _index(

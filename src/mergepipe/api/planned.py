@@ -22,8 +22,9 @@ from mergepipe.index.padding import mean_rows, padding_bytes
 from mergepipe.operators.contract import Grain, Operator
 from mergepipe.plan.access import AccessPlan, choose
 from mergepipe.plan.bind import bind
-from mergepipe.plan.budget import parse_budget
+from mergepipe.plan.budget import Budget, parse_budget
 from mergepipe.plan.cost import full_bytes, largest_block
+from mergepipe.plan.feasible import require_feasible
 from mergepipe.plan.logical import LogicalPlan
 from mergepipe.plan.padding import is_padded, with_padding
 from mergepipe.plan.pairs import assembled
@@ -70,8 +71,9 @@ def plan_recipe(
     prepared = prepare(recipe, folder, options.rules)
     prepared.composition.require_aligned()
     started = perf_counter()
-    logical = _padded(_bind(prepared, options, observer), prepared, index, limits)
-    budget = parse_budget(options.budget, full_bytes(logical), largest_block(logical, options.block_bytes))
+    logical = _bind(prepared, options)
+    budget = _budget(logical, prepared.operator, options.budget, options.block_bytes)
+    logical = _padded(_remarked(logical, prepared, observer), prepared, index, limits)
     knowledge = know(prepared, logical, budget, options, index, limits, observer)
     indexed = perf_counter()
     access = choose(
@@ -98,14 +100,34 @@ def plan_recipe(
     )
 
 
-def _bind(prepared: Prepared, options: PlanOptions, observer: Observer) -> LogicalPlan:
+def require_budgets(config: Path, budgets: Sequence[str], options: PlanOptions = PlanOptions()) -> None:
+    """Refuse budgets that no plan of the recipe can keep, as `plan` would. Reads headers and tokenizers only."""
+    prepared = prepare(load_recipe(config), config.parent, options.rules)
+    prepared.composition.require_aligned()
+    logical = _bind(prepared, options)
+    for text in budgets:
+        _budget(logical, prepared.operator, text, options.block_bytes)
+
+
+def _bind(prepared: Prepared, options: PlanOptions) -> LogicalPlan:
     recipe = prepared.recipe
     seed = options.seed if options.seed is not None else (recipe.seed or 0)
-    logical = bind(recipe, prepared.composition, prepared.operator, seed, options.shard_bytes)
+    return bind(recipe, prepared.composition, prepared.operator, seed, options.shard_bytes)
+
+
+def _budget(logical: LogicalPlan, operator: Operator, text: str | None, block_bytes: int) -> Budget:
+    """The budget, which can be kept as far as headers tell: asked before any weight is read, for facts too."""
+    budget = parse_budget(text, full_bytes(logical), largest_block(logical, block_bytes))
+    require_feasible(logical, operator, budget, block_bytes)
+    return budget
+
+
+def _remarked(logical: LogicalPlan, prepared: Prepared, observer: Observer) -> LogicalPlan:
+    """The plan with all remarks, told to `observer`: the recipe's, its own, and on buffers that are copied."""
     base, *experts = prepared.checkpoints
     copied = [tensor.base for tensor in logical.tensors if tensor.copied and tensor.base_input == 0]
     remarks = differing_buffers(base, experts, copied, prepared.meter)
-    logical = replace(logical, notes=(*recipe.notes, *logical.notes, *remarks))
+    logical = replace(logical, notes=(*prepared.recipe.notes, *logical.notes, *remarks))
     for note in logical.notes:
         observer.note(note)
     return logical
@@ -120,7 +142,8 @@ def _padded(logical: LogicalPlan, prepared: Prepared, index: IndexOptions, limit
             if not index.reads:
                 raise UsageError(
                     f"{tensor.name}: padding rows are means of all rows; {format_bytes(padding_bytes(parts))} would "
-                    "have to be read for this (INDEX), which --no-index-reads forbids"
+                    "have to be read for this (INDEX), which --no-index-reads forbids. "
+                    "No index helps: leave it out, or merge from a plan made without it (--plan)"
                 )
             means = mean_rows(parts, prepared.checkpoints, prepared.meter, limits.memory)
             tensor = with_padding(tensor, means)

@@ -11,7 +11,7 @@ from typing import Any
 from mergepipe.api.merges import merge
 from mergepipe.api.observer import SILENT, Observer
 from mergepipe.api.options import IndexOptions, PlanOptions
-from mergepipe.api.planned import plan
+from mergepipe.api.planned import plan, require_budgets
 from mergepipe.checkpoint.opening import open_checkpoint
 from mergepipe.execute.distance import stored_distance
 from mergepipe.plan.schedule import Limits
@@ -26,7 +26,11 @@ def sweep(
     limits: Limits = Limits(),
     observer: Observer = SILENT,
 ) -> list[Mapping[str, Any]]:
-    """Plan one recipe at several budgets; each entry is `plan`'s result object."""
+    """Plan one recipe at several budgets; each entry is `plan`'s result object.
+
+    A budget that cannot be met is refused before anything is read for the others.
+    """
+    require_budgets(config, budgets, options)
     return [plan(config, replace(options, budget=each), index, limits, observer).result for each in budgets]
 
 
@@ -39,7 +43,11 @@ def measured_sweep(
     limits: Limits = Limits(),
     observer: Observer = SILENT,
 ) -> list[Mapping[str, Any]]:
-    """Merge one recipe at several budgets in `folder` and at full read; each result gains `true_error`."""
+    """Merge one recipe at several budgets in `folder` and at full read; each result gains `true_error`.
+
+    A budget that cannot be met is refused before anything is read for the others.
+    """
+    require_budgets(config, budgets, options)
     full = folder / "full"
     merge(config, full, replace(options, budget=None), index, limits, observer=observer)
     results: list[Mapping[str, Any]] = []

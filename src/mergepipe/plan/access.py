@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from mergepipe.core.digest import digest_of
 from mergepipe.core.leaves import fold_blocks
-from mergepipe.errors import BudgetInfeasible, FormatError, NonFiniteError
+from mergepipe.errors import FormatError, NonFiniteError
 from mergepipe.index.model import BaseFacts, BlockFacts, DeltaIndex, Wanted, WantedGroup
-from mergepipe.operators.contract import AccessClass, Operator, Reads, TensorSpec, TermSpec
+from mergepipe.operators.contract import Operator, Reads, TensorSpec, TermSpec
 from mergepipe.plan.bounds import EXACT, Bound, TensorEvidence, bound_of, no_bound
 from mergepipe.plan.budget import Budget
 from mergepipe.plan.cost import block_costs, full_bytes, grid_of, required_bytes
+from mergepipe.plan.feasible import require_feasible
 from mergepipe.plan.logical import ExpertTensor, LogicalPlan, PairKey, TensorMerge
 from mergepipe.plan.select import Policy, select
 from mergepipe.stats.contract import Fact, GroupFact
@@ -142,7 +143,7 @@ def choose(
         tensors = tuple(known.access(n, EVERYTHING) for n in every)
         bound = no_bound("non-finite inputs are allowed") if allow_nonfinite else EXACT
         return AccessPlan(logical, budget, policy.value, block_bytes, tensors, full, full, bound, allow_nonfinite)
-    _require_feasible(logical, operator, budget, full)
+    require_feasible(logical, operator, budget, block_bytes)
     evidence = [known.evidence(n, coefficients[n]) for n in merged if _has_choice(logical.tensors[n])]
     reads = _select(logical, operator, evidence, budget, policy, block_bytes)
     evidence = [replace(part, read=read) for part, read in zip(evidence, reads, strict=True)]
@@ -296,17 +297,6 @@ def _bitmap(read: NDArray[np.bool_]) -> str:
     if not read.any():
         return NONE
     return np.packbits(read, bitorder="little").tobytes().hex()
-
-
-def _require_feasible(logical: LogicalPlan, operator: Operator, budget: Budget, full: int) -> None:
-    """Refuse a budget below what must be read whatever is chosen."""
-    required = required_bytes(logical)
-    cap = full if budget.cap is None else budget.cap
-    if operator.access is AccessClass.COUPLED and cap < full:
-        what = f"{operator.name} decides element by element from all experts together: it cannot leave blocks out and"
-        raise BudgetInfeasible(full, cap, what)
-    if required > cap:
-        raise BudgetInfeasible(required, cap, "what the recipe takes whole from experts")
 
 
 def _select(

@@ -73,6 +73,37 @@ def test_what_is_announced_is_what_is_missing(world: World, method: str) -> None
         api.plan(recipe(world, fewer), world.options(), api.IndexOptions(index.folder, reads=False))
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_index_of_a_recipe_is_all_its_merges_need(world: World, case: Case) -> None:
+    """With a budget or without; made again it reads nothing; the plan is the one that reads for itself."""
+    path, folder = recipe(world, case), world.fresh()
+    made = api.build_index_of(path, world.options(), api.IndexOptions(folder))
+    assert made.index_bytes > 0 or case.method == "passthrough"
+    again = api.build_index_of(path, world.options(), api.IndexOptions(folder))
+    assert (again.index_bytes, again.built) == (0, ())
+    assert set(again.reused) == set(made.built)
+    for budget in (None,) if case.access is AccessClass.COUPLED else (None, "40%"):
+        notes = Notes()
+        kept = api.plan(path, world.options(budget), api.IndexOptions(folder, reads=False), api.Limits(), notes)
+        assert kept.index_bytes == 0
+        assert notes.announced == []
+        own = api.plan(path, world.options(budget), api.IndexOptions(world.fresh()))
+        assert kept.plan.digest == own.plan.digest
+
+
+def test_an_index_of_a_recipe_by_token_says_what_it_cannot_keep(tmp_path: Path) -> None:
+    """Where the method needs facts of such tensors; where it needs none, the index is all a merge needs."""
+    tongues = Tongues.make(tmp_path)
+    options = api.PlanOptions(budget="80%", block_bytes=64)
+    for method, silent in (("task_arithmetic", True), ("karcher", False)):
+        path = tongues.recipe(method, ("expert1", "expert3"), (1.0, 1.0), tokenizer_source="union")
+        notes = Notes()
+        api.build_index_of(path, options, tongues.index, api.Limits(), notes)
+        assert any("never kept" in text for text in notes.texts) is not silent
+        if silent:
+            assert api.plan(path, options, api.IndexOptions(tongues.index.folder, reads=False)).index_bytes == 0
+
+
 @pytest.mark.parametrize("method", ["ties", "karcher"])
 def test_facts_of_rows_by_token_are_not_kept(tmp_path: Path, method: str) -> None:
     """Every run says so, and reads for nothing else from the second on; without reads, the error says what helps."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mergepipe.api.observer import SILENT, Observer
 from mergepipe.api.options import IndexOptions, PlanOptions
-from mergepipe.api.prepared import Prepared, prepare
+from mergepipe.api.prepared import Prepared, bind_prepared, prepare
 from mergepipe.checkpoint.opening import open_checkpoint
 from mergepipe.checkpoint.quantised import refuse_quantised
 from mergepipe.core.units import format_bytes
@@ -19,7 +19,7 @@ from mergepipe.index.model import Knowledge, Pair, Wanted, WantedGroup
 from mergepipe.operators.contract import Operator
 from mergepipe.plan.access import wanted_facts, wanted_group_facts
 from mergepipe.plan.budget import Budget
-from mergepipe.plan.compose import Composition, compose_models
+from mergepipe.plan.compose import compose_models
 from mergepipe.plan.cost import full_bytes
 from mergepipe.plan.family import align
 from mergepipe.plan.logical import LogicalPlan
@@ -44,7 +44,9 @@ def build_index(
     for checkpoint in opened:
         refuse_quantised(checkpoint)
     composition = compose_models(align(opened[0], opened[1:], options.rules), {}, None, [{} for _ in experts])
-    return _index(composition, meter, options, index, limits, observer)
+    composition.require_aligned()
+    pairs = index_pairs(composition, options.block_bytes)
+    return ensure(pairs, [], True, index.shelf, meter, limits.memory, limits.workers, observer.progress, index.reads)
 
 
 def build_index_of(
@@ -54,9 +56,25 @@ def build_index_of(
     limits: Limits = Limits(),
     observer: Observer = SILENT,
 ) -> Knowledge:
-    """Index the models of a recipe."""
+    """Index the models of a recipe, and learn what else its method must know of them, as far as that is kept."""
     prepared = prepare(load_recipe(config), config.parent, options.rules)
-    return _index(prepared.composition, prepared.meter, options, index, limits, observer)
+    prepared.composition.require_aligned()
+    kept, by_token = _needs(bind_prepared(prepared, options), prepared.operator)
+    pairs = index_pairs(prepared.composition, options.block_bytes)
+    meter, memory, workers, progress = prepared.meter, limits.memory, limits.workers, observer.progress
+    own = ensure(pairs, kept.single, True, index.shelf, meter, memory, workers, progress, index.reads)
+    joint = gather(pairs, kept.together, index.shelf, meter, memory, workers, progress, index.reads)
+    for note in (*own.notes, *joint.notes):
+        observer.note(note)
+    if by_token:
+        observer.note(f"{by_token.why_read}: each merge reads for them")
+    return replace(
+        own,
+        group_facts=joint.group_facts,
+        index_bytes=own.index_bytes + joint.index_bytes,
+        reused=(*own.reused, *joint.reused),
+        built=(*own.built, *joint.built),
+    )
 
 
 def know(
@@ -112,9 +130,10 @@ class _Needs:
         return bool(self.single or self.together)
 
     @property
-    def tensors(self) -> list[str]:
-        """Whose facts are asked for."""
-        return sorted({each.tensor for each in self.single} | {each.tensor for each in self.together})
+    def why_read(self) -> str:
+        """Of needs of tensors that are put together by token: which, and that their answers are not kept."""
+        names = sorted({each.tensor for each in self.single} | {each.tensor for each in self.together})
+        return f"facts of {', '.join(names)}, whose rows are put in order by token, are never kept"
 
 
 def _needs(logical: LogicalPlan, operator: Operator) -> tuple[_Needs, _Needs]:
@@ -152,25 +171,11 @@ def _announcements(
     cost = cost_to_ensure(rows, by_token.single, False, None, memory, workers)
     cost += group_cost(rows, by_token.together, None, memory, workers)
     if cost:
-        why = f"facts of {', '.join(by_token.tensors)}, whose rows are put in order by token, are never kept"
         if not index.reads:
             raise UsageError(
-                f"{why}: {format_bytes(cost)} would have to be read for them (INDEX), which --no-index-reads forbids. "
-                "No index helps: leave it out, or plan where reading is allowed (`mergepipe plan … -o plan.json`) and "
-                "merge with --plan plan.json, which has them"
+                f"{by_token.why_read}: {format_bytes(cost)} would have to be read for them (INDEX), which "
+                "--no-index-reads forbids. No index helps: leave it out, or plan where reading is allowed "
+                "(`mergepipe plan … -o plan.json`) and merge with --plan plan.json, which has them"
             )
-        texts.append(f"{why}: reading {format_bytes(cost)} (INDEX) first, as in every run")
+        texts.append(f"{by_token.why_read}: reading {format_bytes(cost)} (INDEX) first, as in every run")
     return texts
-
-
-def _index(
-    composition: Composition,
-    meter: Meter,
-    options: PlanOptions,
-    index: IndexOptions,
-    limits: Limits,
-    observer: Observer,
-) -> Knowledge:
-    composition.require_aligned()
-    pairs = index_pairs(composition, options.block_bytes)
-    return ensure(pairs, [], True, index.shelf, meter, limits.memory, limits.workers, observer.progress, index.reads)

@@ -11,7 +11,7 @@ from typing import Any
 from mergepipe.api.knowledge import know
 from mergepipe.api.observer import SILENT, Observer
 from mergepipe.api.options import IndexOptions, PlanOptions
-from mergepipe.api.prepared import Prepared, prepare
+from mergepipe.api.prepared import Prepared, bind_prepared, prepare
 from mergepipe.checkpoint.model import Checkpoint
 from mergepipe.core.units import format_bytes
 from mergepipe.errors import UsageError
@@ -21,7 +21,6 @@ from mergepipe.execute.combine import workspace_bytes
 from mergepipe.index.padding import mean_rows, padding_bytes
 from mergepipe.operators.contract import Grain, Operator
 from mergepipe.plan.access import AccessPlan, choose
-from mergepipe.plan.bind import bind
 from mergepipe.plan.budget import Budget, parse_budget
 from mergepipe.plan.cost import full_bytes, largest_block
 from mergepipe.plan.feasible import require_feasible
@@ -71,7 +70,7 @@ def plan_recipe(
     prepared = prepare(recipe, folder, options.rules)
     prepared.composition.require_aligned()
     started = perf_counter()
-    logical = _bind(prepared, options)
+    logical = bind_prepared(prepared, options)
     budget = _budget(logical, prepared.operator, options.budget, options.block_bytes)
     logical = _padded(_remarked(logical, prepared, observer), prepared, index, limits)
     knowledge = know(prepared, logical, budget, options, index, limits, observer)
@@ -104,15 +103,9 @@ def require_budgets(config: Path, budgets: Sequence[str], options: PlanOptions =
     """Refuse budgets that no plan of the recipe can keep, as `plan` would. Reads headers and tokenizers only."""
     prepared = prepare(load_recipe(config), config.parent, options.rules)
     prepared.composition.require_aligned()
-    logical = _bind(prepared, options)
+    logical = bind_prepared(prepared, options)
     for text in budgets:
         _budget(logical, prepared.operator, text, options.block_bytes)
-
-
-def _bind(prepared: Prepared, options: PlanOptions) -> LogicalPlan:
-    recipe = prepared.recipe
-    seed = options.seed if options.seed is not None else (recipe.seed or 0)
-    return bind(recipe, prepared.composition, prepared.operator, seed, options.shard_bytes)
 
 
 def _budget(logical: LogicalPlan, operator: Operator, text: str | None, block_bytes: int) -> Budget:

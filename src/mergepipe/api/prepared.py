@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mergepipe.api.options import PlanOptions
 from mergepipe.checkpoint.model import Checkpoint
 from mergepipe.checkpoint.opening import open_checkpoint
 from mergepipe.checkpoint.quantised import refuse_quantised
 from mergepipe.operators.contract import Operator
 from mergepipe.operators.registry import operator as find_operator
+from mergepipe.plan.bind import bind
 from mergepipe.plan.compose import Composition, input_models
 from mergepipe.plan.family import FamilyRules
+from mergepipe.plan.logical import LogicalPlan
 from mergepipe.plan.vocabulary import compose_by_token, settle_vocabulary, tokenizer_donor, vocabulary_findings
 from mergepipe.recipe.model import ModelRef, Recipe
 from mergepipe.recipe.parse import load_recipe, resolve_path
@@ -33,6 +36,13 @@ class Prepared:
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         return self.composition.models
+
+
+def bind_prepared(prepared: Prepared, options: PlanOptions) -> LogicalPlan:
+    """What every output tensor is; pure. Its models must be aligned."""
+    recipe = prepared.recipe
+    seed = options.seed if options.seed is not None else (recipe.seed or 0)
+    return bind(recipe, prepared.composition, prepared.operator, seed, options.shard_bytes)
 
 
 def check(config: Path, rules: FamilyRules = FamilyRules()) -> Composition:

@@ -29,7 +29,10 @@ def index(
     workers: opt.Workers = 2,
     json: opt.Json = False,
 ) -> None:
-    """Build or find the index of each (base, expert) pair."""
+    """Build or find the index of each (base, expert) pair.
+
+    Of a recipe, also all further facts that its method needs.
+    """
     options = opt.plan_options(None, Policy.NORM, None, block_size, "5GB", FamilyRules(vocab, missing), False)
     where, limits = opt.index_options(folder, False), opt.limits(memory, workers, 4)
     with TerminalObserver() as observer:

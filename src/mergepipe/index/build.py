@@ -194,7 +194,7 @@ def _refuse(pairs: Sequence[Pair], state: _Survey, memory: int, threads: int) ->
         what = f"{what}; {facts}" if what else facts
     raise UsageError(
         f"{what}; {format_bytes(_cost(pairs, state, memory, threads))} would have to be read for this (INDEX), which "
-        "--no-index-reads forbids: leave it out, or run `mergepipe index` where the models are"
+        "--no-index-reads forbids: leave it out, or run `mergepipe index` of the recipe"
     )
 
 

@@ -148,7 +148,7 @@ def _refuse(state: _Survey, memory: int, threads: int) -> None:
         raise UsageError(
             f"facts of several models together that no index holds are needed: {len(lacking)}, the first "
             f"{lacking[0].need} of {lacking[0].base}; {format_bytes(_cost(state, memory, threads))} would have to be "
-            "read for this (INDEX), which --no-index-reads forbids: leave it out for one run, which keeps them"
+            "read (INDEX), which --no-index-reads forbids: leave it out, or run `mergepipe index` of the recipe"
         )
 
 

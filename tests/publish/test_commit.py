@@ -50,7 +50,7 @@ def whole(manifest: Manifest) -> dict[str, bytes]:
 def old_output(out: Path) -> dict[str, bytes]:
     """An output of an earlier run."""
     out.mkdir()
-    (out / MANIFEST_NAME).write_bytes(encode(sample_manifest([])))
+    (out / MANIFEST_NAME).write_bytes(encode(sample_manifest([record_of("old.safetensors", b"old")])))
     (out / "old.safetensors").write_bytes(b"old")
     return tree(out)
 
@@ -193,6 +193,23 @@ def test_check_without_overwrite_refuses_what_exists(out: Path) -> None:
     with pytest.raises(PublishConflict, match="--overwrite"):
         check_output(empty, False, [])
     check_output(empty, True, [])
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "eval/results.json", "more.safetensors"])
+def test_what_a_user_put_into_an_output_is_not_overwritten(out: Path, name: str) -> None:
+    """Neither before the merge nor, if it came while that ran, at its end; an unreadable manifest protects nothing."""
+    old_output(out)
+    staging, manifest = staged(out)
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).write_bytes(b"mine")
+    before = tree(out)
+    with pytest.raises(PublishConflict, match=f"holds {name}, which the merge that made it did not write"):
+        check_output(out, True, [])
+    with pytest.raises(PublishConflict, match="did not write"):
+        commit(staging, out, manifest, True, DISK)
+    assert tree(out) == before
+    (out / MANIFEST_NAME).write_bytes(b"{}")
+    check_output(out, True, [])
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -39,7 +39,7 @@ NoIndexReads: TypeAlias = Annotated[
 Memory: TypeAlias = Annotated[str, typer.Option("--memory", help="Bound on data buffers.")]
 Workers: TypeAlias = Annotated[int, typer.Option("--workers", min=1, help="Threads that compute.")]
 Readers: TypeAlias = Annotated[int, typer.Option("--readers", min=1, help="Threads that read.")]
-Overwrite: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if MergePipe made it.")]
+Overwrite: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if MergePipe made all of it.")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 

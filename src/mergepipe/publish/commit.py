@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mergepipe.errors import OutputError, PublishConflict
-from mergepipe.manifest.encode import MANIFEST_NAME, encode
+from mergepipe.errors import MergePipeError, OutputError, PublishConflict
+from mergepipe.manifest.encode import MANIFEST_NAME, decode, encode
 from mergepipe.manifest.model import FileRecord, Manifest
 from mergepipe.publish.disk import Disk, writing
 from mergepipe.publish.place import located
@@ -18,8 +18,8 @@ def check_output(out: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
     """Refuse, before any work, an OUT that could not be published later. Nothing is changed.
 
     `inputs` are the input models' folders: OUT may be none of them, lie in none and hold none. What exists is
-    replaced only with `overwrite`, and only an empty directory or one with a manifest, never a link or a
-    file. Raises `PublishConflict`.
+    replaced only with `overwrite`, and only an empty directory or one with a manifest that lists all it holds,
+    never a link or a file. Raises `PublishConflict`.
     """
     out = located(out)
     for folder in inputs:
@@ -144,9 +144,28 @@ def _require_replaceable(out: Path) -> None:
     if out.is_symlink() or not out.is_dir():
         kind = "a link" if out.is_symlink() else "not a directory"
         raise PublishConflict(f"{out}: exists and is {kind}; --overwrite replaces outputs of mergepipe only")
-    if (out / MANIFEST_NAME).is_file() or not any(out.iterdir()):
+    manifest = out / MANIFEST_NAME
+    if manifest.is_file():
+        if added := _added(out, manifest):
+            shown = ", ".join(added[:3]) + (f" and {len(added) - 3} more" if len(added) > 3 else "")
+            raise PublishConflict(
+                f"{out}: holds {shown}, which the merge that made it did not write and --overwrite would delete; "
+                "move what you want to keep elsewhere, or choose another OUT"
+            )
+        return
+    if not any(out.iterdir()):
         return
     raise PublishConflict(
         f"{out}: a directory with files but without {MANIFEST_NAME}, so not an output of mergepipe; "
         "it is not replaced even with --overwrite: choose another OUT or remove it yourself"
     )
+
+
+def _added(out: Path, manifest: Path) -> list[str]:
+    """Files in an output that its manifest does not list; none where the manifest cannot be read."""
+    try:
+        listed = {file.name for file in decode(manifest.read_bytes(), manifest).identity.files}
+    except (OSError, MergePipeError):
+        return []
+    found = (path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir() or path.is_symlink())
+    return sorted(set(found) - listed - {MANIFEST_NAME})

@@ -500,3 +500,6 @@ def test_an_expert_whose_tokenizer_has_another_form_is_refused(tmp_path: Path, f
     with pytest.raises(RecipeError, match=rf"expert1 has no tokenizer\.json, only {form}; .*AutoTokenizer"):
         own.merge(recipe)
     assert not list(tmp_path.glob("out-*"))
+    (tmp_path / "base" / "tokenizer.json").rename(tmp_path / "base" / form)
+    with pytest.raises(RecipeError, match=rf"base has no tokenizer\.json, only {form}"):
+        own.merge(recipe)

@@ -319,12 +319,12 @@ def _assumed(models: Sequence[Checkpoint], tokenizers: Tokenizers) -> tuple[list
 
     Raises `RecipeError` for a model whose tokenizer is there in another form: its tokens may be others.
     """
-    base = _required(tokenizers.models[0], models[0].ref)
+    base = _required(tokenizers.models[0], models[0].ref, tokenizers.other_forms[0])
     known, findings = [], []
     for model, tokenizer, form in zip(models, tokenizers.models, tokenizers.other_forms, strict=True):
         if tokenizer is None:
             if form is not None:
-                _required(None, model.ref, f", only {form}")
+                _required(None, model.ref, form)
             message = f"has no tokenizer: its tokens are taken to be those of {models[0].ref}"
             findings.append(Finding(Severity.WARNING, model.ref, message))
         known.append(tokenizer or base)
@@ -341,8 +341,9 @@ def _require_dense(ids: Mapping[str, int], rows: int, ref: str) -> None:
         )
 
 
-def _required(tokenizer: ModelTokenizer | None, ref: str, instead: str = "") -> ModelTokenizer:
+def _required(tokenizer: ModelTokenizer | None, ref: str, form: str | None = None) -> ModelTokenizer:
     if tokenizer is None:
+        instead = "" if form is None else f", only {form}"
         raise RecipeError(
             f"tokenizer: {ref} has no tokenizer.json{instead}; only that file tells its tokens' ids here: load it with "
             "transformers' AutoTokenizer and save it, or leave the tokenizer out of the recipe"

@@ -104,6 +104,18 @@ def test_an_index_of_a_recipe_by_token_says_what_it_cannot_keep(tmp_path: Path) 
             assert api.plan(path, options, api.IndexOptions(tongues.index.folder, reads=False)).index_bytes == 0
 
 
+def test_means_for_padding_rows_are_announced(tmp_path: Path) -> None:
+    """They are read for in every run, which says so for each tensor."""
+    tongues = Tongues.make(tmp_path)
+    tokenizer = {"source": "union", "pad_to_multiple_of": 16}
+    path = tongues.recipe("task_arithmetic", ("expert1", "expert3"), (1.0, 1.0), tokenizer=tokenizer)
+    for _ in range(2):
+        notes = Notes()
+        planned = api.plan(path, api.PlanOptions(block_bytes=64), tongues.index, api.Limits(), notes)
+        assert planned.index_bytes > 0
+        assert [text.partition(":")[0] for text in notes.announced] == ["model.embed_tokens.weight", "lm_head.weight"]
+
+
 @pytest.mark.parametrize("method", ["ties", "karcher"])
 def test_facts_of_rows_by_token_are_not_kept(tmp_path: Path, method: str) -> None:
     """Every run says so, and reads for nothing else from the second on; without reads, the error says what helps."""

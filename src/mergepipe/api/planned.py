@@ -72,7 +72,7 @@ def plan_recipe(
     started = perf_counter()
     logical = bind_prepared(prepared, options)
     budget = _budget(logical, prepared.operator, options.budget, options.block_bytes)
-    logical = _padded(_remarked(logical, prepared, observer), prepared, index, limits)
+    logical = _padded(_remarked(logical, prepared, observer), prepared, index, limits, observer)
     knowledge = know(prepared, logical, budget, options, index, limits, observer)
     indexed = perf_counter()
     access = choose(
@@ -126,18 +126,21 @@ def _remarked(logical: LogicalPlan, prepared: Prepared, observer: Observer) -> L
     return logical
 
 
-def _padded(logical: LogicalPlan, prepared: Prepared, index: IndexOptions, limits: Limits) -> LogicalPlan:
+def _padded(
+    logical: LogicalPlan, prepared: Prepared, index: IndexOptions, limits: Limits, observer: Observer
+) -> LogicalPlan:
     """The plan with the padding rows of assembled tensors: means over whole tensors, which are read for it."""
     tensors = []
     for tensor in logical.tensors:
         if tensor.assembly is not None and is_padded(logical, tensor):
             parts = assembled(logical, tensor, prepared.checkpoints)
+            why, size = f"{tensor.name}: padding rows are means of all rows", format_bytes(padding_bytes(parts))
             if not index.reads:
                 raise UsageError(
-                    f"{tensor.name}: padding rows are means of all rows; {format_bytes(padding_bytes(parts))} would "
-                    "have to be read for this (INDEX), which --no-index-reads forbids. "
+                    f"{why}; {size} would have to be read for this (INDEX), which --no-index-reads forbids. "
                     "No index helps: leave it out, or merge from a plan made without it (--plan)"
                 )
+            observer.note(f"{why}: reading {size} (INDEX) first, as in every run")
             means = mean_rows(parts, prepared.checkpoints, prepared.meter, limits.memory)
             tensor = with_padding(tensor, means)
         tensors.append(tensor)

@@ -279,7 +279,8 @@ def test_other_architectures_stop_the_run() -> None:
 @pytest.mark.parametrize(
     ("key", "mine", "theirs"),
     [("rope_theta", 10000.0, 1e6), ("rope_scaling", {"type": "linear"}, {"type": "yarn"}), ("rms_norm_eps", 1e-5, 1e-6),
-     ("max_position_embeddings", 2048, 8192), ("hidden_act", "silu", "gelu")],
+     ("max_position_embeddings", 2048, 8192), ("hidden_act", "silu", "gelu"),
+     ("num_attention_heads", 4, 8), ("num_key_value_heads", 2, 4), ("head_dim", 64, 32)],
 )  # fmt: skip
 def test_configs_that_differ_are_warned_of(key: str, mine: Any, theirs: Any) -> None:
     """Weights of models with another rotary base can be merged, but the user should know; so in a text part."""

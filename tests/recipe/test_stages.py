@@ -30,6 +30,13 @@ def test_recipes_come_after_those_they_use() -> None:
     assert in_order((last,), "r.yml") == (last,)
 
 
+def test_of_named_recipes_the_one_that_none_uses_is_the_result() -> None:
+    """As in files of mergekit-multi, where all may have names."""
+    last, first = recipe("last", "first", "x"), recipe("first", "y")
+    for given in ((last, first), (first, last)):
+        assert in_order(given, "r.yml") == (first, recipe(None, "first", "x"))
+
+
 def test_a_recipe_by_itself_may_have_any_name() -> None:
     """Many published ones do; it is OUT's all the same."""
     for name in ("mine", "me/mine", ".."):

@@ -303,6 +303,10 @@ def _config_findings(base: Checkpoint, expert: Checkpoint) -> list[Finding]:
         "max_position_embeddings",
         "rms_norm_eps",
         "hidden_act",
+        # Rows of the same matrix belong to other heads.
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
     ):
         left, right = _flag(base.config, key), _flag(expert.config, key)
         if left != right and left is not None and right is not None:

@@ -14,8 +14,8 @@ from mergepipe.recipe.model import ModelRef, Recipe, TokenizerSpec
 def in_order(recipes: Sequence[Recipe], where: str) -> tuple[Recipe, ...]:
     """The recipes so that each comes after those whose names it uses as models; the unnamed one, OUT's, last.
 
-    A recipe by itself is OUT's, whatever its name. Raises `RecipeError` unless exactly one of several has no name,
-    for names given twice, and for recipes that need each other.
+    A recipe by itself is OUT's, whatever its name; of several that all have names the only one that no other uses.
+    Raises `RecipeError` unless exactly one is OUT's so, for names given twice, and for recipes that need each other.
     """
     if len(recipes) == 1:
         return (replace(recipes[0], name=None),)
@@ -26,6 +26,9 @@ def in_order(recipes: Sequence[Recipe], where: str) -> tuple[Recipe, ...]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise RecipeError(f"{where}: name: {twice[0]!r} is given to two recipes; names tell them apart")
+    if len(names) == len(recipes):
+        recipes = _without_last_name(recipes)
+        names = [recipe.name for recipe in recipes if recipe.name is not None]
     if len(recipes) - len(names) != 1:
         raise RecipeError(
             f"{where}: {len(recipes) - len(names)} of {len(recipes)} recipes have no `name:`; exactly one must have "
@@ -39,6 +42,13 @@ def in_order(recipes: Sequence[Recipe], where: str) -> tuple[Recipe, ...]:
         circle = " → ".join(str(name) for name in error.args[1])
         raise RecipeError(f"{where}: name: recipes need each other: {circle}") from None
     return tuple(by_name[name] for name in (*(name for name in order if name is not None), None))
+
+
+def _without_last_name(recipes: Sequence[Recipe]) -> tuple[Recipe, ...]:
+    """Take the name of the only recipe that no other uses; as given where there are several such, or none."""
+    used = {path for recipe in recipes for path in _paths(recipe)}
+    last = [recipe for recipe in recipes if recipe.name not in used]
+    return tuple(replace(recipe, name=None) if [recipe] == last else recipe for recipe in recipes)
 
 
 def with_stages(recipe: Recipe, places: Mapping[str, Path]) -> Recipe:

@@ -39,7 +39,9 @@ def manifest() -> Manifest:
 
 NEW: Tree = {**SHARDS, **SIDECARS, MANIFEST_NAME: encode(manifest())}
 # The first shard has the old name and length, so that only its hash tells it from the new one.
-OLD: Tree = {next(iter(SHARDS)): b"o" * 64, "old.json": b"old", MANIFEST_NAME: encode(sample_manifest([]))}
+_OLD_FILES: Tree = {next(iter(SHARDS)): b"o" * 64, "old.json": b"old"}
+_OLD_RECORDS = [record_of(name, data) for name, data in _OLD_FILES.items()]
+OLD: Tree = {**_OLD_FILES, MANIFEST_NAME: encode(sample_manifest(_OLD_RECORDS))}
 
 
 def publish(out: Path, overwrite: bool, disk: Disk) -> list[str]:

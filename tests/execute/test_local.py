@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mergepipe.core.extents import PAGE
 from mergepipe.errors import (
     BudgetExceeded,
     MergePipeError,
@@ -30,7 +31,7 @@ from mergepipe.operators.contract import Tile
 from mergepipe.operators.task_arithmetic import TaskArithmetic
 from mergepipe.plan.access import AccessPlan
 from mergepipe.plan.family import FamilyRules, MissingRule, VocabularyRule
-from mergepipe.plan.schedule import SLAB_MARGIN, Limits
+from mergepipe.plan.schedule import Limits
 from mergepipe.plan.select import Policy
 from mergepipe.testing.checkpoints import fine_tune, typed, write_checkpoint, write_family
 from mergepipe.testing.plans import Corridor, corridor
@@ -525,7 +526,7 @@ def test_buffers_stay_within_the_schedules_number(
     schedule = way.lay_out(plan, limits)
     way.run(plan, tmp_path / "out", limits)
     (pool,) = CountingPool.made
-    assert (pool.count, pool.size) == (schedule.shards[0].slabs, schedule.shards[0].slab_bytes + SLAB_MARGIN)
+    assert (pool.count, pool.size) == (schedule.shards[0].slabs, schedule.shards[0].slab_bytes + PAGE)
     assert 0 < pool.most <= pool.count
     assert len(pool.seen) <= pool.count
     assert pool.out == 0

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mergepipe.core.extents import PAGE
 from mergepipe.errors import SourceError
 from mergepipe.store import direct
 from mergepipe.store.contract import Access
-from mergepipe.store.direct import PAGE, DirectFile
+from mergepipe.store.direct import DirectFile
 from mergepipe.store.local import LocalStore
 
 SIZE = 3 * (512 << 10) + 1234

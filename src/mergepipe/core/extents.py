@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+# Bytes whose memory lies as far into a page as they do in their file can be read without a copy. No device asks for
+# a larger alignment.
+PAGE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import numpy as np
 
 from mergepipe.checkpoint.model import Checkpoint
 from mergepipe.checkpoint.writer import ShardWriter
+from mergepipe.core.extents import PAGE
 from mergepipe.execute.assemble import Leaves, RowFiller
 from mergepipe.execute.combine import (
     Raw,
@@ -33,7 +34,7 @@ from mergepipe.execute.memory import SlabPool
 from mergepipe.manifest.model import FileRecord, Receipt
 from mergepipe.operators.contract import Operator
 from mergepipe.plan.access import AccessPlan, is_combined, read_set, resolve_tensor
-from mergepipe.plan.schedule import SLAB_MARGIN, Limits, Read, ShardPlan, Step, steps
+from mergepipe.plan.schedule import Limits, Read, ShardPlan, Step, steps
 from mergepipe.store.contract import ByteStore, Purpose
 from mergepipe.store.meter import Meter
 from mergepipe.store.opening import open_store
@@ -125,7 +126,7 @@ class _Pipeline:
     def __init__(self, work: ShardWork, stores: Sequence[ByteStore]) -> None:
         self._work = work
         self._stores = stores
-        self._pool = SlabPool(work.shard.slab_bytes + SLAB_MARGIN, work.shard.slabs)
+        self._pool = SlabPool(work.shard.slab_bytes + PAGE, work.shard.slabs)
         self._readers = ThreadPoolExecutor(work.limits.readers, "mergepipe-read")
         self._workers = ThreadPoolExecutor(work.limits.workers, "mergepipe-combine")
         self._stopped = False
@@ -227,7 +228,7 @@ def _shift(read: Read) -> int:
 
     At the slab's start where elements would not be aligned.
     """
-    begin = (read.start - read.offset) % SLAB_MARGIN
+    begin = (read.start - read.offset) % PAGE
     return 0 if begin % _ALIGNED else begin
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mergepipe.checkpoint.model import Checkpoint, TensorInfo
 from mergepipe.core.dtypes import dtype
-from mergepipe.core.extents import coalesce
+from mergepipe.core.extents import PAGE, coalesce
 from mergepipe.core.leaves import LEAF
 from mergepipe.errors import BudgetInfeasible, ManifestMismatch, MemoryLimitTooSmall
 from mergepipe.plan.access import ALL, NONE, AccessPlan, TensorAccess, read_set
@@ -26,8 +26,6 @@ from mergepipe.plan.logical import ExpertTensor, TensorMerge
 _LARGEST_SLAB = 4 << 20
 # Reads issued ahead: with fewer steps in flight, storage waits for arithmetic.
 _STEPS_AHEAD = 6
-# Beside its bytes a slab has room to begin where in a page the bytes begin in their file.
-SLAB_MARGIN = 4096
 # A gap this small is cheaper to read through than to seek over.
 _GAP = 128 << 10
 
@@ -279,4 +277,5 @@ def _slabs(plan: AccessPlan, limits: Limits, scratch_bytes: int, whole_blocks: b
             f"one span of {span:,} elements of {most - 2} experts", most * smallest + scratch_bytes, limits.memory
         )
     slab = max(smallest, min(_LARGEST_SLAB, room // (most * _STEPS_AHEAD)) // smallest * smallest)
-    return slab, max(most, room // (slab + SLAB_MARGIN))
+    # A slab has room to begin where in a page its bytes begin in their file.
+    return slab, max(most, room // (slab + PAGE))

@@ -15,12 +15,14 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-# Offsets, lengths and addresses of direct requests are multiples of it; no device asks for more.
-PAGE: Final = 4096
+from mergepipe.core.extents import PAGE
+
 # Below this the system's own way costs less than asking whether to take it.
 _LEAST: Final = 64 << 10
 # Of a request whose memory does not lie as the file does; small enough to be copied out of the cache.
 _BOUNCE: Final = 512 << 10
+# What mincore may say of a page that is cached: only the lowest bit means something.
+_CACHED: Final = bytes(range(1, 256, 2))
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 
 
@@ -132,7 +134,7 @@ class _CachedPages:
             return True
         found = ctypes.create_string_buffer(count)
         begin, length = ctypes.c_void_p(self._address + first * PAGE), ctypes.c_size_t(stop - first * PAGE)
-        return self._mincore(begin, length, found) != 0 or all(page & 1 for page in found.raw)
+        return self._mincore(begin, length, found) != 0 or not found.raw.translate(None, _CACHED)
 
 
 def _address(memory: memoryview) -> int:

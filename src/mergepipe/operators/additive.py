@@ -26,11 +26,12 @@ _VANISHING = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Coefficients of `θ₀ + λ (Σ wᵢxᵢ) / D`; a term without effect has weight 0."""
+    """Coefficients of `a₀θ₀ + λ (Σ wᵢxᵢ) / D`; a term without effect has weight 0."""
 
     weights: tuple[float, ...]
-    divisor: float
-    scale: float
+    divisor: float = 1.0
+    scale: float = 1.0
+    base: float = 1.0
 
     @property
     def gains(self) -> tuple[float, ...]:
@@ -51,19 +52,14 @@ def resolve_mixture(spec: TensorSpec, densities: Sequence[float]) -> Mixture:
     )
 
 
-def write_whole(_term: int, delta: Delta, out: Array) -> None:
-    """The `Write` of methods that keep deltas as they are."""
-    delta(out)
-
-
 def mix(tile: Tile, mixture: Mixture, write: Write, out: Array) -> None:
-    """`θ₀ + λ (Σ wᵢxᵢ) / D` into `out`, in mergekit's order: weigh, sum, divide, scale, add."""
+    """`a₀θ₀ + λ (Σ wᵢxᵢ) / D` into `out`, in mergekit's order: weigh, sum, divide, scale, add."""
     negated_sum(tile, mixture.weights, write, out)
     if mixture.divisor != 1.0:
         tile.xp.divide(out, mixture.divisor, out=out)
     if mixture.scale != 1.0:
         tile.xp.multiply(out, mixture.scale, out=out)
-    subtract_from_base(tile, 1.0, out)
+    subtract_from_base(tile, mixture.base, out)
 
 
 def negated_sum(tile: Tile, weights: Sequence[float], write: Write, out: Array) -> None:

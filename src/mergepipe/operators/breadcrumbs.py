@@ -9,31 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from mergepipe.core.arrays import Array
-from mergepipe.operators.additive import Mixture, mix, omitted_sum, resolve_mixture
+from mergepipe.operators.additive import resolve_mixture
 from mergepipe.operators.consensus import (
-    Election,
-    elect,
-    election_bound,
-    election_gains,
     resolve_election,
     scratch_arrays,
 )
 from mergepipe.operators.contract import (
     AccessClass,
-    Delta,
     Grain,
-    Norms,
     Operator,
     Parameter,
-    Reads,
-    Sizes,
     TensorSpec,
     TermSpec,
-    Tile,
 )
+from mergepipe.operators.formula import Formula, FormulaMethod
 from mergepipe.operators.parameters import (
     DENSITY,
     INT8_MASK,
@@ -62,23 +52,7 @@ _PARAMETERS: tuple[Parameter, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BreadcrumbsCoefficients:
-    """The mixture and each term's band, None where the whole delta (or, of an inert term, nothing) counts."""
-
-    mixture: Mixture
-    bands: tuple[Band | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BreadcrumbsTiesCoefficients:
-    """The election and each term's band, None where the whole delta (or, of an inert term, nothing) counts."""
-
-    election: Election
-    bands: tuple[Band | None, ...]
-
-
-class Breadcrumbs:
+class Breadcrumbs(FormulaMethod):
     """The method `breadcrumbs`."""
 
     name = "breadcrumbs"
@@ -97,36 +71,15 @@ class Breadcrumbs:
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> BreadcrumbsCoefficients:
-        return BreadcrumbsCoefficients(resolve_mixture(spec, _kept_shares(spec)), _bands(spec, facts))
+    ) -> Formula:
+        return Formula(resolve_mixture(spec, _kept_shares(spec)), _bands(spec, facts))
 
     def scratch_arrays(self, terms: int) -> int:
         """A term and its mask (floats and two of flags)."""
         return 3
 
-    def combine(self, tile: Tile, coefficients: Any, out: Array) -> None:
-        bands: tuple[Band | None, ...] = coefficients.bands
-        mix(tile, coefficients.mixture, lambda term, delta, into: _write(tile, bands[term], delta, into), out)
 
-    def copies_unread(self, coefficients: Any) -> bool:
-        return True
-
-    def gains(self, coefficients: Any) -> tuple[float, ...]:
-        mixed = zip(coefficients.mixture.gains, _factors(coefficients.bands), strict=True)
-        return tuple(gain * factor for gain, factor in mixed)
-
-    def exact_gains(self, coefficients: Any) -> bool:
-        """Only where nothing is left out."""
-        return all(band is None for band in coefficients.bands)
-
-    def base_gain(self, coefficients: Any) -> float:
-        return 1.0
-
-    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
-        return omitted_sum(self.gains(coefficients), norms, read)
-
-
-class BreadcrumbsTies:
+class BreadcrumbsTies(FormulaMethod):
     """The method `breadcrumbs_ties`."""
 
     name = "breadcrumbs_ties"
@@ -145,30 +98,11 @@ class BreadcrumbsTies:
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> BreadcrumbsTiesCoefficients:
-        return BreadcrumbsTiesCoefficients(resolve_election(spec, _kept_shares(spec)), _bands(spec, facts))
+    ) -> Formula:
+        return Formula(resolve_election(spec, _kept_shares(spec)), _bands(spec, facts))
 
     def scratch_arrays(self, terms: int) -> int:
         return scratch_arrays(terms)
-
-    def combine(self, tile: Tile, coefficients: Any, out: Array) -> None:
-        bands: tuple[Band | None, ...] = coefficients.bands
-        elect(tile, coefficients.election, lambda term, delta, into: _write(tile, bands[term], delta, into), out)
-
-    def copies_unread(self, coefficients: Any) -> bool:
-        return True
-
-    def gains(self, coefficients: Any) -> tuple[float, ...]:
-        return election_gains(coefficients.election, _factors(coefficients.bands))
-
-    def exact_gains(self, coefficients: Any) -> bool:
-        return False
-
-    def base_gain(self, coefficients: Any) -> float:
-        return 1.0
-
-    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
-        return election_bound(coefficients.election, _factors(coefficients.bands), norms, read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,16 +164,6 @@ def _bands(spec: TensorSpec, facts: Sequence[Sequence[Fact]]) -> tuple[Band | No
                 outer = Trim.of(fact)
         bands.append(Band(outer, inner, factor))
     return tuple(bands)
-
-
-def _factors(bands: Sequence[Band | None]) -> list[float]:
-    return [1.0 if band is None else band.factor for band in bands]
-
-
-def _write(tile: Tile, band: Band | None, delta: Delta, into: Array) -> None:
-    delta(into)
-    if band is not None:
-        band.apply(tile, into)
 
 
 OPERATORS: tuple[Operator, ...] = (Breadcrumbs(), BreadcrumbsTies())

@@ -7,33 +7,22 @@ The mask depends on seed, expert, output tensor and element position only. merge
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from mergepipe.core.arrays import Array
 from mergepipe.core.random import mask_key
-from mergepipe.operators.additive import Mixture, mix, omitted_sum, resolve_mixture
+from mergepipe.operators.additive import resolve_mixture
 from mergepipe.operators.consensus import (
-    Election,
-    elect,
-    election_bound,
-    election_gains,
     resolve_election,
     scratch_arrays,
 )
 from mergepipe.operators.contract import (
     AccessClass,
-    Delta,
     Grain,
-    Norms,
     Operator,
     Parameter,
-    Reads,
-    Sizes,
     TensorSpec,
     TermSpec,
-    Tile,
 )
+from mergepipe.operators.formula import Formula, FormulaMethod
 from mergepipe.operators.parameters import (
     DENSITY,
     INT8_MASK,
@@ -62,23 +51,7 @@ _PARAMETERS: tuple[Parameter, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DareLinearCoefficients:
-    """The mixture and each term's drop, None where the whole delta (or, of an inert term, nothing) counts."""
-
-    mixture: Mixture
-    drops: tuple[Drop | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DareTiesCoefficients:
-    """The election and each term's drop, None where the whole delta (or, of an inert term, nothing) counts."""
-
-    election: Election
-    drops: tuple[Drop | None, ...]
-
-
-class DareLinear:
+class DareLinear(FormulaMethod):
     """The method `dare_linear` in one of its variants, `"mergekit"` or `"paper"`."""
 
     name = "dare_linear"
@@ -100,36 +73,15 @@ class DareLinear:
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> DareLinearCoefficients:
-        return DareLinearCoefficients(resolve_mixture(spec, densities_of(spec)), _drops(spec, self._variant, facts))
+    ) -> Formula:
+        return Formula(resolve_mixture(spec, densities_of(spec)), _drops(spec, self._variant, facts))
 
     def scratch_arrays(self, terms: int) -> int:
         """A term and its mask."""
         return 2
 
-    def combine(self, tile: Tile, coefficients: Any, out: Array) -> None:
-        drops: tuple[Drop | None, ...] = coefficients.drops
-        mix(tile, coefficients.mixture, lambda term, delta, into: _write(tile, drops[term], delta, into), out)
 
-    def copies_unread(self, coefficients: Any) -> bool:
-        return True
-
-    def gains(self, coefficients: Any) -> tuple[float, ...]:
-        mixed = zip(coefficients.mixture.gains, _factors(coefficients.drops), strict=True)
-        return tuple(gain * factor for gain, factor in mixed)
-
-    def exact_gains(self, coefficients: Any) -> bool:
-        """Only where nothing is dropped."""
-        return all(drop is None for drop in coefficients.drops)
-
-    def base_gain(self, coefficients: Any) -> float:
-        return 1.0
-
-    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
-        return omitted_sum(self.gains(coefficients), norms, read)
-
-
-class DareTies:
+class DareTies(FormulaMethod):
     """The method `dare_ties` in one of its variants, `"mergekit"` or `"paper"`."""
 
     name = "dare_ties"
@@ -151,30 +103,11 @@ class DareTies:
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> DareTiesCoefficients:
-        return DareTiesCoefficients(resolve_election(spec, densities_of(spec)), _drops(spec, self._variant, facts))
+    ) -> Formula:
+        return Formula(resolve_election(spec, densities_of(spec)), _drops(spec, self._variant, facts))
 
     def scratch_arrays(self, terms: int) -> int:
         return scratch_arrays(terms)
-
-    def combine(self, tile: Tile, coefficients: Any, out: Array) -> None:
-        drops: tuple[Drop | None, ...] = coefficients.drops
-        elect(tile, coefficients.election, lambda term, delta, into: _write(tile, drops[term], delta, into), out)
-
-    def copies_unread(self, coefficients: Any) -> bool:
-        return True
-
-    def gains(self, coefficients: Any) -> tuple[float, ...]:
-        return election_gains(coefficients.election, _factors(coefficients.drops))
-
-    def exact_gains(self, coefficients: Any) -> bool:
-        return False
-
-    def base_gain(self, coefficients: Any) -> float:
-        return 1.0
-
-    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
-        return election_bound(coefficients.election, _factors(coefficients.drops), norms, read)
 
 
 def _density(term: TermSpec) -> float:
@@ -204,16 +137,6 @@ def _drops(spec: TensorSpec, variant: str, facts: Sequence[Sequence[Fact]]) -> t
         factor = to_tile(factor, spec, f"the rescale factor of expert {term.position + 1}")
         drops.append(Drop(_key(spec, term), density, factor))
     return tuple(drops)
-
-
-def _factors(drops: Sequence[Drop | None]) -> list[float]:
-    return [1.0 if drop is None else drop.factor for drop in drops]
-
-
-def _write(tile: Tile, drop: Drop | None, delta: Delta, into: Array) -> None:
-    delta(into)
-    if drop is not None:
-        drop.apply(tile, into)
 
 
 OPERATORS: tuple[Operator, ...] = (DareLinear(MERGEKIT), DareTies(MERGEKIT), DareLinear(PAPER), DareTies(PAPER))

@@ -8,34 +8,23 @@ position and the row's own magnitudes only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from mergepipe.core.arrays import Array
 from mergepipe.core.random import mask_key
 from mergepipe.errors import RecipeError
-from mergepipe.operators.additive import Mixture, mix, omitted_sum, resolve_mixture
+from mergepipe.operators.additive import resolve_mixture
 from mergepipe.operators.consensus import (
-    Election,
-    elect,
-    election_bound,
-    election_gains,
     resolve_election,
     scratch_arrays,
 )
 from mergepipe.operators.contract import (
     AccessClass,
-    Delta,
     Grain,
-    Norms,
     Operator,
     Parameter,
-    Reads,
-    Sizes,
     TensorSpec,
     TermSpec,
-    Tile,
 )
+from mergepipe.operators.formula import Formula, FormulaMethod
 from mergepipe.operators.parameters import (
     DENSITY,
     INT8_MASK,
@@ -76,23 +65,7 @@ def _parameters(normalized: bool) -> tuple[Parameter, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DellaCoefficients:
-    """The election and each term's drop, None where the whole delta (or, of an inert term, nothing) counts."""
-
-    election: Election
-    drops: tuple[RankedDrop | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DellaLinearCoefficients:
-    """The mixture and each term's drop, None where the whole delta (or, of an inert term, nothing) counts."""
-
-    mixture: Mixture
-    drops: tuple[RankedDrop | None, ...]
-
-
-class Della:
+class Della(FormulaMethod):
     """The method `della`."""
 
     name = "della"
@@ -112,34 +85,15 @@ class Della:
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> DellaCoefficients:
+    ) -> Formula:
         """Coefficients; `RecipeError` where keep probabilities leave (0, 1)."""
-        return DellaCoefficients(resolve_election(spec, densities_of(spec)), _drops(spec, facts))
+        return Formula(resolve_election(spec, densities_of(spec)), _drops(spec, facts))
 
     def scratch_arrays(self, terms: int) -> int:
         return scratch_arrays(terms) + _RANKING_ARRAYS
 
-    def combine(self, tile: Tile, coefficients: Any, out: Array) -> None:
-        drops: tuple[RankedDrop | None, ...] = coefficients.drops
-        elect(tile, coefficients.election, lambda term, delta, into: _write(tile, drops[term], delta, into), out)
 
-    def copies_unread(self, coefficients: Any) -> bool:
-        return True
-
-    def gains(self, coefficients: Any) -> tuple[float, ...]:
-        return election_gains(coefficients.election, _factors(coefficients.drops))
-
-    def exact_gains(self, coefficients: Any) -> bool:
-        return False
-
-    def base_gain(self, coefficients: Any) -> float:
-        return 1.0
-
-    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
-        return election_bound(coefficients.election, _factors(coefficients.drops), norms, read)
-
-
-class DellaLinear:
+class DellaLinear(FormulaMethod):
     """The method `della_linear`."""
 
     name = "della_linear"
@@ -159,34 +113,13 @@ class DellaLinear:
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> DellaLinearCoefficients:
+    ) -> Formula:
         """Coefficients; `RecipeError` where keep probabilities leave (0, 1)."""
-        return DellaLinearCoefficients(resolve_mixture(spec, densities_of(spec)), _drops(spec, facts))
+        return Formula(resolve_mixture(spec, densities_of(spec)), _drops(spec, facts))
 
     def scratch_arrays(self, terms: int) -> int:
         """A term, its mask, and what ranking takes."""
         return 2 + _RANKING_ARRAYS
-
-    def combine(self, tile: Tile, coefficients: Any, out: Array) -> None:
-        drops: tuple[RankedDrop | None, ...] = coefficients.drops
-        mix(tile, coefficients.mixture, lambda term, delta, into: _write(tile, drops[term], delta, into), out)
-
-    def copies_unread(self, coefficients: Any) -> bool:
-        return True
-
-    def gains(self, coefficients: Any) -> tuple[float, ...]:
-        mixed = zip(coefficients.mixture.gains, _factors(coefficients.drops), strict=True)
-        return tuple(gain * factor for gain, factor in mixed)
-
-    def exact_gains(self, coefficients: Any) -> bool:
-        """Only where nothing is dropped."""
-        return all(drop is None for drop in coefficients.drops)
-
-    def base_gain(self, coefficients: Any) -> float:
-        return 1.0
-
-    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
-        return omitted_sum(self.gains(coefficients), norms, read)
 
 
 def _check(spec: TensorSpec, term: TermSpec) -> None:
@@ -233,16 +166,6 @@ def _drops(spec: TensorSpec, facts: Sequence[Sequence[Fact]]) -> tuple[RankedDro
             )
         )
     return tuple(drops)
-
-
-def _factors(drops: Sequence[RankedDrop | None]) -> list[float]:
-    return [1.0 if drop is None else drop.factor for drop in drops]
-
-
-def _write(tile: Tile, drop: RankedDrop | None, delta: Delta, into: Array) -> None:
-    delta(into)
-    if drop is not None:
-        drop.apply(tile, into)
 
 
 OPERATORS: tuple[Operator, ...] = (Della(), DellaLinear())

@@ -13,15 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mergepipe.core.arrays import Array
 from mergepipe.errors import FormatError, RecipeError
-from mergepipe.operators.additive import negated_sum, omitted_sum, subtract_from_base, write_whole
-from mergepipe.operators.contract import AccessClass, Delta, Grain, Norms, Reads, Sizes, TensorSpec, Tile
+from mergepipe.operators.additive import Mixture, negated_sum, omitted_sum, subtract_from_base
+from mergepipe.operators.contract import AccessClass, Delta, Grain, Norms, Reads, TensorSpec, Tile
+from mergepipe.operators.formula import Formula, FormulaMethod
 from mergepipe.operators.parameters import to_tile
 from mergepipe.stats.contract import GramNeed, GroupFact, GroupNeed, Need, VectorGramNeed
 
@@ -35,35 +36,6 @@ Gram = Sequence[Sequence[Entry]]
 # sin² of the angle at which float32 begins to tell a cosine from −1 (2⁻²⁵ away). Nearer than that to opposite, the
 # plane of the arc is rounding noise, which dividing by the sine would make the result.
 _OPPOSITE = 2.0**-24
-
-
-@dataclass(frozen=True, slots=True)
-class Combination:
-    """`θ = a₀θ₀ + Σ cᵢδᵢ`, one number a term."""
-
-    base: float
-    terms: tuple[float, ...]
-
-    @property
-    def gains(self) -> tuple[float, ...]:
-        return tuple(abs(term) for term in self.terms)
-
-    @property
-    def base_gain(self) -> float:
-        return abs(self.base)
-
-    @property
-    def keeps_base(self) -> bool:
-        return self.base == 1.0
-
-    @property
-    def uniform(self) -> bool:
-        return True
-
-    def write(self, tile: Tile, out: Array) -> None:
-        """The tile's result into `out`."""
-        negated_sum(tile, self.terms, write_whole, out)
-        subtract_from_base(tile, self.base, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +61,10 @@ class VectorCombination:
     @property
     def uniform(self) -> bool:
         return False
+
+    def bound(self, norms: Norms, read: Reads) -> Norms | str:
+        """See `Operator.bound`."""
+        return omitted_sum(self.gains, norms, read)
 
     def write(self, tile: Tile, out: Array) -> None:
         """The tile's result into `out`."""
@@ -118,7 +94,7 @@ class VectorCombination:
             tile.xp.multiply(view, tile.xp.asarray(chosen), out=view)
 
 
-class Resolved:
+class Resolved(FormulaMethod):
     """What methods are like whose coefficients follow from inner products: once resolved, additive."""
 
     access = AccessClass.RESOLVED
@@ -130,25 +106,6 @@ class Resolved:
     def scratch_arrays(self, terms: int) -> int:
         # The second holds one tile's numbers by vector.
         return 2
-
-    def combine(self, tile: Tile, coefficients: Any, out: Array) -> None:
-        coefficients.write(tile, out)
-
-    def copies_unread(self, coefficients: Any) -> bool:
-        return bool(coefficients.keeps_base)
-
-    def gains(self, coefficients: Any) -> tuple[float, ...]:
-        gains: tuple[float, ...] = coefficients.gains
-        return gains
-
-    def exact_gains(self, coefficients: Any) -> bool:
-        return bool(coefficients.uniform)
-
-    def base_gain(self, coefficients: Any) -> float:
-        return float(coefficients.base_gain)
-
-    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
-        return omitted_sum(self.gains(coefficients), norms, read)
 
 
 # --- what is asked and answered -----------------------------------------------------------------
@@ -185,15 +142,15 @@ def whole_gram(spec: TensorSpec, fact: GroupFact) -> Gram[float]:
     return [[float(entry[0]) for entry in row] for row in gram_of(spec, fact)]
 
 
-def combination(spec: TensorSpec, base: float, terms: Sequence[float]) -> Combination:
+def combination(spec: TensorSpec, base: float, terms: Sequence[float]) -> Formula:
     """`a₀` and `cᵢ`, rounded once to the tile's dtype. Raises `RecipeError` where that overflows."""
     rounded = (to_tile(term, spec, f"the coefficient of expert {n + 1}") for n, term in enumerate(terms))
-    return Combination(to_tile(base, spec, "the coefficient of the base"), tuple(rounded))
+    return Formula.of_whole(Mixture(tuple(rounded), base=to_tile(base, spec, "the coefficient of the base")))
 
 
 def vector_combination(
     spec: TensorSpec, axis: int | None, base: Column, terms: Sequence[Column]
-) -> Combination | VectorCombination:
+) -> Formula | VectorCombination:
     """`a₀` and `cᵢ` of each vector, rounded once to the tile's dtype. Raises `RecipeError` where that overflows."""
     if axis is None or base.size == 1:
         return combination(spec, float(base[0]), [float(term[0]) for term in terms])

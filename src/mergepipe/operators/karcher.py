@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 
 from mergepipe.operators.contract import Operator, Parameter, TensorSpec
+from mergepipe.operators.formula import Formula
 from mergepipe.operators.geometry import (
-    Combination,
     Gram,
     Point,
     Resolved,
@@ -46,7 +46,7 @@ class Karcher(Resolved):
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> Combination:
+    ) -> Formula:
         if not spec.terms:
             return combination(spec, 1.0, ())  # one model is itself
         tol = number(spec.parameters, "tol")

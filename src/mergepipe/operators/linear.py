@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from mergepipe.core.arrays import Array
 from mergepipe.errors import RecipeError
-from mergepipe.operators.additive import negated_sum, omitted_sum, subtract_from_base, write_whole
+from mergepipe.operators.additive import Mixture
 from mergepipe.operators.contract import (
     AccessClass,
     Grain,
-    Norms,
     Operator,
-    Reads,
-    Sizes,
     TensorSpec,
-    Tile,
 )
+from mergepipe.operators.formula import Formula, FormulaMethod
 from mergepipe.operators.parameters import WEIGHT, normalize, number, tile_weights, to_tile, weights_of
 from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, Need
 
@@ -31,15 +25,7 @@ from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, Need
 _CANCELLING = 1e-8
 
 
-@dataclass(frozen=True, slots=True)
-class LinearCoefficients:
-    """`a₀` and, for each term, `cᵢ`."""
-
-    base: float
-    terms: tuple[float, ...]
-
-
-class Linear:
+class Linear(FormulaMethod):
     """The method `linear`."""
 
     name = "linear"
@@ -58,41 +44,24 @@ class Linear:
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> LinearCoefficients:
+    ) -> Formula:
         """Coefficients; `RecipeError` where weights to be normalised add up to nothing."""
         given = weights_of(spec)
         every = given if spec.reference is None else [number(spec.reference, "weight"), *given]
         total = math.fsum(every)
         if not spec.parameters["normalize"]:
-            return LinearCoefficients(to_tile(total, spec, "the sum of the weights"), tile_weights(given, spec))
+            return Formula.of_whole(
+                Mixture(tile_weights(given, spec), base=to_tile(total, spec, "the sum of the weights"))
+            )
         if abs(total) <= _CANCELLING * math.fsum(map(abs, every)):
             raise RecipeError(
                 f"{spec.name}: the weights {', '.join(f'{weight:g}' for weight in every)} add up to {total:g}, "
                 "so they cannot be normalized; change a weight or set normalize: false"
             )
-        return LinearCoefficients(1.0, tile_weights([weight / total for weight in given], spec))
+        return Formula.of_whole(Mixture(tile_weights([weight / total for weight in given], spec)))
 
     def scratch_arrays(self, terms: int) -> int:
         return 1
-
-    def combine(self, tile: Tile, coefficients: Any, out: Array) -> None:
-        negated_sum(tile, coefficients.terms, write_whole, out)
-        subtract_from_base(tile, coefficients.base, out)
-
-    def copies_unread(self, coefficients: Any) -> bool:
-        return bool(coefficients.base == 1.0)
-
-    def gains(self, coefficients: Any) -> tuple[float, ...]:
-        return tuple(abs(term) for term in coefficients.terms)
-
-    def exact_gains(self, coefficients: Any) -> bool:
-        return True
-
-    def base_gain(self, coefficients: Any) -> float:
-        return float(abs(coefficients.base))
-
-    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
-        return omitted_sum(self.gains(coefficients), norms, read)
 
 
 OPERATORS: tuple[Operator, ...] = (Linear(),)

@@ -14,8 +14,8 @@ import numpy as np
 
 from mergepipe.errors import RecipeError
 from mergepipe.operators.contract import Operator, Parameter, TensorSpec
+from mergepipe.operators.formula import Formula
 from mergepipe.operators.geometry import (
-    Combination,
     Resolved,
     VectorCombination,
     gram_need,
@@ -48,7 +48,7 @@ class ModelStock(Resolved):
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> Combination | VectorCombination:
+    ) -> Formula | VectorCombination:
         self.group_needs(spec)
         axis, count = _axis(spec), len(spec.terms)
         gram = gram_of(spec, group_facts[0], axis)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from mergepipe.errors import RecipeError
 from mergepipe.operators.contract import Operator, Parameter, TensorSpec
+from mergepipe.operators.formula import Formula
 from mergepipe.operators.geometry import (
-    Combination,
     Resolved,
     combination,
     deltas,
@@ -52,7 +52,7 @@ class MultiSlerp(Resolved):
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> Combination:
+    ) -> Formula:
         if not spec.terms:
             return combination(spec, 1.0, ())  # one model is itself
         weights = _weights(spec)

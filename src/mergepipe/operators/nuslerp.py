@@ -14,8 +14,8 @@ import numpy as np
 
 from mergepipe.errors import RecipeError
 from mergepipe.operators.contract import Operator, Parameter, TensorSpec
+from mergepipe.operators.formula import Formula
 from mergepipe.operators.geometry import (
-    Combination,
     Resolved,
     VectorCombination,
     along_arc,
@@ -60,7 +60,7 @@ class NuSlerp(Resolved):
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> Combination | VectorCombination:
+    ) -> Formula | VectorCombination:
         self.group_needs(spec)
         axis = _axis(spec)
         weights = weights_of(spec)

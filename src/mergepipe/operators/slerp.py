@@ -13,8 +13,8 @@ import numpy as np
 
 from mergepipe.errors import RecipeError
 from mergepipe.operators.contract import Operator, Parameter, TensorSpec
+from mergepipe.operators.formula import Formula
 from mergepipe.operators.geometry import (
-    Combination,
     Resolved,
     along_arc,
     arc,
@@ -51,7 +51,7 @@ class Slerp(Resolved):
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> Combination:
+    ) -> Formula:
         self.group_needs(spec)
         found = arc(gram_of(spec, group_facts[0]), *models(1))
         left, right = (np.where(each > _VANISHING, 1.0, each) for each in found.lengths)

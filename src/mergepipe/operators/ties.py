@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from mergepipe.core.arrays import Array
 from mergepipe.operators.consensus import (
-    Election,
-    elect,
-    election_bound,
-    election_gains,
     resolve_election,
     scratch_arrays,
 )
 from mergepipe.operators.contract import (
     AccessClass,
-    Delta,
     Grain,
-    Norms,
     Operator,
-    Reads,
-    Sizes,
     TensorSpec,
     TermSpec,
-    Tile,
 )
+from mergepipe.operators.formula import Formula, FormulaMethod
 from mergepipe.operators.parameters import (
     DENSITY,
     INT8_MASK,
@@ -43,15 +32,7 @@ from mergepipe.operators.sparsify import Band, Trim, restoring
 from mergepipe.stats.contract import Fact, GroupFact, GroupNeed, Need, TrimmedL1Need, TrimNeed
 
 
-@dataclass(frozen=True, slots=True)
-class TiesCoefficients:
-    """The election and each term's trim, None where the whole delta (or, of an inert term, nothing) counts."""
-
-    election: Election
-    trims: tuple[Band | None, ...]
-
-
-class Ties:
+class Ties(FormulaMethod):
     """The method `ties`."""
 
     name = "ties"
@@ -78,38 +59,12 @@ class Ties:
 
     def resolve(
         self, spec: TensorSpec, facts: Sequence[Sequence[Fact]], group_facts: Sequence[GroupFact] = ()
-    ) -> TiesCoefficients:
+    ) -> Formula:
         trims = tuple(_trim(spec, term, known) for term, known in zip(spec.terms, facts, strict=True))
-        return TiesCoefficients(resolve_election(spec, densities_of(spec)), trims)
+        return Formula(resolve_election(spec, densities_of(spec)), trims)
 
     def scratch_arrays(self, terms: int) -> int:
         return scratch_arrays(terms)
-
-    def combine(self, tile: Tile, coefficients: Any, out: Array) -> None:
-        trims: tuple[Band | None, ...] = coefficients.trims
-
-        def write(term: int, delta: Delta, into: Array) -> None:
-            delta(into)
-            trim = trims[term]
-            if trim is not None:
-                trim.apply(tile, into)
-
-        elect(tile, coefficients.election, write, out)
-
-    def copies_unread(self, coefficients: Any) -> bool:
-        return True
-
-    def gains(self, coefficients: Any) -> tuple[float, ...]:
-        return election_gains(coefficients.election, _factors(coefficients.trims))
-
-    def exact_gains(self, coefficients: Any) -> bool:
-        return False
-
-    def base_gain(self, coefficients: Any) -> float:
-        return 1.0
-
-    def bound(self, coefficients: Any, norms: Norms, read: Reads, sizes: Sizes | None = None) -> Norms | str:
-        return election_bound(coefficients.election, _factors(coefficients.trims), norms, read)
 
 
 def _needs(spec: TensorSpec, term: TermSpec) -> tuple[Need, ...]:
@@ -127,10 +82,6 @@ def _trim(spec: TensorSpec, term: TermSpec, known: Sequence[Fact]) -> Band | Non
         factor = restoring(known[1]["l1"], known[1]["kept_l1"])
         factor = to_tile(factor, spec, f"the rescale factor of expert {term.position + 1}")
     return Band(Trim.of(known[0]), None, factor)
-
-
-def _factors(trims: Sequence[Band | None]) -> list[float]:
-    return [1.0 if trim is None else trim.factor for trim in trims]
 
 
 OPERATORS: tuple[Operator, ...] = (Ties(),)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mergepipe import api
 from mergepipe.errors import MemoryLimitTooSmall
+from mergepipe.execute import combine
+from mergepipe.operators.kernel import kernel_for
 from tests.laws.world import METHODS, World, published
 
 
@@ -19,6 +23,30 @@ def test_threads_and_memory_change_no_byte(world: World, method: str) -> None:
             out, result = world.merge(recipe, budget, limits)
             assert published(out) == published(reference)
             assert result["plan_digest"] == first["plan_digest"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_compiled_kernels_change_no_byte(world: World, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large merge looks for compiled kernels, a small one does not; both write the same."""
+    kernels = 0
+    found = kernel_for
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal kernels
+        kernel = found(*arguments)
+        kernels += kernel is not None
+        return kernel
+
+    recipe = world.recipe(method)
+    for budget in (None, "40%"):
+        reference, first = world.merge(recipe, budget)
+        with monkeypatch.context() as patch:
+            patch.setattr(combine, "_WORTH_COMPILING", 0)
+            patch.setattr(combine, "kernel_for", counted)
+            out, result = world.merge(recipe, budget)
+        assert published(out) == published(reference)
+        assert result["plan_digest"] == first["plan_digest"]
+    assert kernels > 0
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -59,7 +59,7 @@ def ranked_keep_mask(
     kept = np.empty(magnitudes.size, np.bool_)
     if not magnitudes.size:
         return kept
-    lanes = _lanes_by_rank(row, density, epsilon)
+    lanes = lanes_by_rank(row, density, epsilon)
     step = max(_RANKED // row, 1) * row
     for first in range(0, magnitudes.size, step):
         order = _ranking(magnitudes[first : first + step], row)
@@ -75,7 +75,8 @@ def ranking_bytes(count: int, row: int) -> int:
     return count + 24 * at_once + 28 * row
 
 
-def _lanes_by_rank(row: int, density: float, epsilon: float) -> NDArray[np.uint32]:
+def lanes_by_rank(row: int, density: float, epsilon: float) -> NDArray[np.uint32]:
+    """For each rank of a row, below what its 16 random bits must be; ascending."""
     if row == 1:
         return np.array([round(density * 65536)], np.uint32)
     probability = (density - epsilon) + 2 * epsilon * (np.arange(row) / (row - 1))

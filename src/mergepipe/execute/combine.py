@@ -15,6 +15,7 @@ from mergepipe.core.dtypes import DType, FloatArray, decode, dtype, encode
 from mergepipe.core.leaves import leaf_digests
 from mergepipe.errors import NonFiniteError
 from mergepipe.operators.contract import Grain, Operator, Tile
+from mergepipe.operators.kernel import Kernel, kernel_for
 from mergepipe.plan.access import AccessPlan
 from mergepipe.plan.logical import TensorMerge
 from mergepipe.plan.schedule import Limits, Step
@@ -29,9 +30,16 @@ _SMALLEST_TILE, _LARGEST_TILE = 4096, 262144
 _OWN_ARRAYS = 3
 
 
+# Of output. Loading the compiled kernels takes about a second, and compiling them, once on a machine, some more.
+_WORTH_COMPILING = 256 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class TensorTask:
-    """What computing one output tensor takes beside its bytes. `read[i, b]`: is block b of expert i read."""
+    """What computing one output tensor takes beside its bytes. `read[i, b]`: is block b of expert i read.
+
+    Where there is a `kernel`, tiles that it can merge are merged by it. Speed only.
+    """
 
     number: int
     tensor: TensorMerge
@@ -39,6 +47,7 @@ class TensorTask:
     read: NDArray[np.bool_]
     coefficients: Any
     copies_unread: bool
+    kernel: Kernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,46 +138,81 @@ def _combine_block(
     """Elements `[start, stop)` of one block, tile by tile; `place` = (the step's start, start, stop)."""
     origin, start, stop = place
     tensor = task.tensor
-    base_type, out_type = dtype(tensor.dtype), dtype(tensor.out_dtype)
-    if not base_type.is_float:
+    base_size, out_size = dtype(tensor.dtype).itemsize, dtype(tensor.out_dtype).itemsize
+    if not dtype(tensor.dtype).is_float:
         if out is not None:
-            size = base_type.itemsize
-            out[(start - origin) * size : (stop - origin) * size] = slabs[0][
-                (start - origin) * size : (stop - origin) * size
-            ]
+            copied = slice((start - origin) * base_size, (stop - origin) * base_size)
+            out[copied] = slabs[0][copied]
         return
-    unread = not experts and task.copies_unread
-    scratch = workspace.scratch(np.dtype(np.float64 if tensor.wide else np.float32))
-    # A copied buffer may hold infinities by design (a causal mask).
-    check = not plan.allow_nonfinite and not tensor.copied
     stride = workspace.capacity
     if operator.grain is Grain.ROW:
         stride = stride // _row(tensor) * _row(tensor)
     for first in range(start, stop, stride):
         count = min(stride, stop - first)
         at = first - origin
-        base_raw = slabs[0][at * base_type.itemsize : (at + count) * base_type.itemsize]
-        base = decode(base_raw, base_type, scratch.floats("tile.base", count))
-        if unread:
-            if check:
-                _require_finite(base, plan.logical.inputs[tensor.base_input].ref, tensor.base, first)
-            result = base
-        else:
-            deltas: list[Callable[[Array], None] | None] = [None] * len(tensor.experts)
-            for expert in experts:
-                deltas[expert] = _delta(plan, task, expert, slabs[expert + 1], origin, first, count, base)
-            result = scratch.floats("tile.out", count)
-            operator.combine(Tile(first, count, base, deltas, scratch), task.coefficients, result)
-        if out is None:
+        base_raw = slabs[0][at * base_size : (at + count) * base_size]
+        out_raw = None if out is None else out[at * out_size : (at + count) * out_size]
+        if _combine_by_kernel(task, slabs, experts, (origin, first, count), base_raw, out_raw):
             continue
-        out_raw = out[at * out_type.itemsize : (at + count) * out_type.itemsize]
-        if unread and base_type.code == out_type.code:
+        _combine_arrays(plan, operator, task, slabs, experts, (origin, first, count), base_raw, out_raw, workspace)
+
+
+def _combine_by_kernel(
+    task: TensorTask, slabs: Mapping[int, Raw], experts: Sequence[int], place: tuple[int, int, int],
+    base_raw: Raw, out_raw: Raw | None,
+) -> bool:  # fmt: skip
+    """A tile by the tensor's kernel, if it can; `place` = (the slabs' start, the tile's start, its length)."""
+    kernel, tensor = task.kernel, task.tensor
+    if kernel is None:
+        return False
+    if not experts and task.copies_unread and tensor.dtype == tensor.out_dtype:
+        finite = kernel.is_finite(base_raw)
+        if finite and out_raw is not None:
             out_raw[:] = base_raw
-            continue
-        if check and not _representable(result, out_type):
+        return finite
+    origin, first, count = place
+    raws: list[Raw | None] = [None] * len(tensor.experts)
+    for expert in experts:
+        part = tensor.experts[expert]
+        if part.elements < first + count:
+            return False
+        size = dtype(part.dtype).itemsize
+        raws[expert] = slabs[expert + 1][(first - origin) * size : (first - origin + count) * size]
+    return out_raw is not None and kernel.merge(first, base_raw, raws, out_raw)
+
+
+def _combine_arrays(
+    plan: AccessPlan, operator: Operator, task: TensorTask, slabs: Mapping[int, Raw], experts: Sequence[int],
+    place: tuple[int, int, int], base_raw: Raw, out_raw: Raw | None, workspace: Workspace,
+) -> None:  # fmt: skip
+    """A tile by array loops. `place` = (the slabs' start, the tile's start, its length)."""
+    origin, first, count = place
+    tensor = task.tensor
+    base_type, out_type = dtype(tensor.dtype), dtype(tensor.out_dtype)
+    unread = not experts and task.copies_unread
+    scratch = workspace.scratch(np.dtype(np.float64 if tensor.wide else np.float32))
+    # A copied buffer may hold infinities by design (a causal mask).
+    check = not plan.allow_nonfinite and not tensor.copied
+    base = decode(base_raw, base_type, scratch.floats("tile.base", count))
+    if unread:
+        if check:
             _require_finite(base, plan.logical.inputs[tensor.base_input].ref, tensor.base, first)
-            raise _unrepresentable(result, out_type, tensor, first)
-        encode(result, out_type, out_raw)
+        result = base
+    else:
+        deltas: list[Callable[[Array], None] | None] = [None] * len(tensor.experts)
+        for expert in experts:
+            deltas[expert] = _delta(plan, task, expert, slabs[expert + 1], origin, first, count, base)
+        result = scratch.floats("tile.out", count)
+        operator.combine(Tile(first, count, base, deltas, scratch), task.coefficients, result)
+    if out_raw is None:
+        return
+    if unread and base_type.code == out_type.code:
+        out_raw[:] = base_raw
+        return
+    if check and not _representable(result, out_type):
+        _require_finite(base, plan.logical.inputs[tensor.base_input].ref, tensor.base, first)
+        raise _unrepresentable(result, out_type, tensor, first)
+    encode(result, out_type, out_raw)
 
 
 def _delta(
@@ -227,6 +271,20 @@ def _unrepresentable(values: FloatArray, target: DType, tensor: TensorMerge, fir
     return NonFiniteError(
         f"{tensor.name}: the merged value {values[where]} at element {first + where:,} does not fit "
         f"{target.code}; choose a wider out_dtype, or --allow-nonfinite goes on, without a bound"
+    )
+
+
+def worth_compiling(plan: AccessPlan) -> bool:
+    """Whether a merge is large enough to look for compiled kernels."""
+    return sum(each.elements * dtype(each.out_dtype).itemsize for each in plan.logical.tensors) >= _WORTH_COMPILING
+
+
+def kernel_of(tensor: TensorMerge, coefficients: Any) -> Kernel | None:
+    """The kernel that merges the tensor's tiles, if there is one; there is none of float64 tiles."""
+    if tensor.wide or not dtype(tensor.dtype).is_float:
+        return None
+    return kernel_for(
+        coefficients, dtype(tensor.dtype), [dtype(each.dtype) for each in tensor.experts], dtype(tensor.out_dtype)
     )
 
 

@@ -27,7 +27,9 @@ from mergepipe.execute.combine import (
     TensorTask,
     Workspace,
     combine_step,
+    kernel_of,
     tile_elements,
+    worth_compiling,
 )
 from mergepipe.execute.ledger import ReadLedger
 from mergepipe.execute.memory import SlabPool
@@ -131,6 +133,7 @@ class _Pipeline:
         self._workers = ThreadPoolExecutor(work.limits.workers, "mergepipe-combine")
         self._stopped = False
         self._rows: tuple[int, RowFiller] | None = None
+        self._compiled = worth_compiling(work.plan)
         capacity = tile_elements(work.operator, work.plan, work.limits)
         self._spaces = deque(Workspace(capacity) for _ in range(work.limits.workers))
 
@@ -160,7 +163,7 @@ class _Pipeline:
         task: TensorTask | None = None
         for step in steps(self._work.plan, self._work.shard, self._work.checkpoints):
             if task is None or task.number != step.tensor:
-                task = _task(self._work, step.tensor)
+                task = _task(self._work, step.tensor, self._compiled)
             yield task, step
 
     def _begin(self, task: TensorTask, step: Step) -> _Pending | None:
@@ -232,7 +235,7 @@ def _shift(read: Read) -> int:
     return 0 if begin % _ALIGNED else begin
 
 
-def _task(work: ShardWork, number: int) -> TensorTask:
+def _task(work: ShardWork, number: int, compiled: bool) -> TensorTask:
     tensor, access = work.plan.logical.tensors[number], work.plan.tensors[number]
     blocks = -(-tensor.elements // access.block)
     read = np.zeros((len(tensor.experts), blocks), np.bool_)
@@ -241,4 +244,6 @@ def _task(work: ShardWork, number: int) -> TensorTask:
     if not is_combined(tensor):
         return TensorTask(number, tensor, access.block, read, None, True)
     coefficients = resolve_tensor(work.plan, work.operator, number)
-    return TensorTask(number, tensor, access.block, read, coefficients, work.operator.copies_unread(coefficients))
+    kernel = kernel_of(tensor, coefficients) if compiled else None
+    copies = work.operator.copies_unread(coefficients)
+    return TensorTask(number, tensor, access.block, read, coefficients, copies, kernel)

@@ -42,7 +42,7 @@ COUPLED = (
 
 # Below this sum of mean squares mergekit weighs all experts alike.
 _FAINT = 1e-6
-_LEAST_DIVISOR = 1e-6
+LEAST_DIVISOR = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def _merge(tile: Tile, votes: Sequence[Array | None], weights: Sequence[float], 
         xp.add(divisor, mask, out=divisor)
         xp.multiply(vote, mask, out=vote)
         xp.add(total, vote, out=total)
-    xp.clip(divisor, _LEAST_DIVISOR, None, out=divisor)
+    xp.clip(divisor, LEAST_DIVISOR, None, out=divisor)
     xp.divide(total, divisor, out=total)
     xp.bitwise_xor(total.view(sign.dtype), sign, out=sign)
     xp.multiply(out, -1.0, out=out)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 
 from mergepipe.core.dtypes import DType, FloatArray, decode
 from mergepipe.core.leaves import LEAF
+from mergepipe.core.optional import module_with
 
 LANES: Final = 1024
 ROWS: Final = LEAF // LANES
@@ -195,17 +194,5 @@ def add_rows(products: Wide, out: Wide) -> None:
 
 def quickest_loops() -> Loops:
     """Loops for one worker: compiled ones where numba is installed."""
-    kind = _compiled()
-    return NumpyLoops() if kind is None else kind()
-
-
-@cache
-def _compiled() -> type[Loops] | None:
-    try:
-        module = import_module("mergepipe.stats.compiled")
-    except ModuleNotFoundError as error:
-        if error.name != "numba":
-            raise
-        return None
-    kind: type[Loops] = module.CompiledLoops
-    return kind
+    compiled = module_with("numba", "mergepipe.stats.compiled")
+    return NumpyLoops() if compiled is None else compiled.CompiledLoops()

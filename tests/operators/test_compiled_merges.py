@@ -22,7 +22,7 @@ from mergepipe.operators.kernel import Kernel, Raw, kernel_for
 from mergepipe.operators.registry import operator
 from mergepipe.operators.sce import SceCoefficients
 from mergepipe.operators.sparsify import Band, Drop, RankedDrop, Trim
-from mergepipe.operators.strip_ranks import drop_by_rank, ranking_room
+from mergepipe.operators.strips import drop_by_rank, ranking_room
 
 CODES = ("BF16", "F16", "F32")
 # Few distinct values, with both zeros and ties, and those at float16's and bfloat16's ends.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergepipe.core.dtypes import DType
-from mergepipe.core.random import lanes_by_rank, uniform16
+from mergepipe.core.random import lanes_by_rank
 from mergepipe.operators import strips
 from mergepipe.operators.additive import Mixture
 from mergepipe.operators.consensus import Election
@@ -26,6 +26,7 @@ STRIP: Final = 1024
 _KINDS: Final = {"BF16": strips.BF16, "F16": strips.F16, "F32": strips.F32}
 # Sums of products below this stay finite in float32, with room for every rounding.
 _SAFE: Final = 2.0**126
+_WORD: Final = (1 << 64) - 1
 
 
 def kernel_for(coefficients: Any, base: DType, experts: Sequence[DType], out: DType) -> Kernel | None:
@@ -49,7 +50,6 @@ class _StripKernel:
 
     def __init__(self, base: DType, experts: Sequence[DType], out: DType) -> None:
         self._base = base
-        self._parts: Sequence[Part | None] = (None,) * len(experts)
         self._terms = np.zeros(len(experts), strips.TERM)
         self._terms["kind"] = [_KINDS[each.code] for each in experts]
         self._terms["factor"] = 1.0
@@ -79,12 +79,11 @@ class _StripKernel:
             self._rule["selects"] = 1
             self._rule["selected"] = coefficients.selection.threshold
             self._rule["selected_cut"] = coefficients.selection.cut
-        self._describe(coefficients.weights, self._parts)
+        self._describe(coefficients.weights, (None,) * len(coefficients.weights))
         # All elect, whatever their weights.
         self._terms["part"] = strips.SILENT if coefficients.empty else 0
 
     def _describe(self, weights: Sequence[float], parts: Sequence[Part | None]) -> None:
-        self._parts = parts
         self._terms["weight"] = weights
         largest = 1.0
         for term, weight, part in zip(self._terms, weights, parts, strict=True):
@@ -98,6 +97,8 @@ class _StripKernel:
                 self._describe_ranked(part, term)
             if weight == 0.0:
                 term["part"] = strips.SILENT
+            if isinstance(part, Drop | RankedDrop):
+                term["key_low"], term["key_high"] = part.key & _WORD, part.key >> 64
             term["factor"] = factor
         self._safe = _pattern(_SAFE / (largest * (len(weights) + 1)))
 
@@ -112,14 +113,9 @@ class _StripKernel:
         """See `Kernel.merge`."""
         terms = self._terms.copy()
         count = base.size // self._base.itemsize
-        drawn = []
-        for term, part, raw in zip(terms, self._parts, experts, strict=True):
-            if raw is None or term["part"] & strips.SILENT:
-                continue
-            term["raw"] = _address(raw)
-            if term["part"] & (strips.RANDOM | strips.RANKED) and isinstance(part, Drop | RankedDrop):
-                drawn.append(uniform16(part.key, start, count))
-                term["uniform"] = _address(drawn[-1])
+        for term, raw in zip(terms, experts, strict=True):
+            if raw is not None and not term["part"] & strips.SILENT:
+                term["raw"] = _address(raw)
         delta, result = self._loop(start, count, _address(base), terms, self._rule[()], _address(out))
         return bool(delta < self._safe and result < self._overflow)
 

@@ -21,7 +21,7 @@ DYNAMIC_IMPORTS = {
     "__init__.py": "the package's verbs and its version are loaded when first used",
     "operators/registry.py": "a built-in merge method is found by its module being there",
     "cli/commands.py": "a command is loaded when it is run, so that help and typing errors come at once",
-    "core/optional.py": "compiled loops need numba, which may not be installed",
+    "core/compiling.py": "compiled loops need numba, which may not be installed",
     "sidecar/tokenizer.py": "the tokenizers library is loaded only where a vocabulary is read",
     "cli/demo.py": "only this command needs torch, which may not be installed",
 }

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mergepipe.core.compiling import compiled_module
 from mergepipe.core.dtypes import DType
-from mergepipe.core.optional import module_with
 
 Raw = NDArray[np.uint8]
 
@@ -34,7 +34,7 @@ class Kernel(Protocol):
 
 def kernel_for(coefficients: Any, base: DType, experts: Sequence[DType], out: DType) -> Kernel | None:
     """The kernel for an operator's coefficients and a tensor's stored dtypes, if there is one."""
-    compiled = module_with("numba", "mergepipe.operators.compiled_merges")
+    compiled = compiled_module("mergepipe.operators.compiled_merges")
     if compiled is None:
         return None
     kernel: Kernel | None = compiled.kernel_for(coefficients, base, experts, out)

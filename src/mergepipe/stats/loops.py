@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mergepipe.core.compiling import compiled_module
 from mergepipe.core.dtypes import DType, FloatArray, decode
 from mergepipe.core.leaves import LEAF
-from mergepipe.core.optional import module_with
 
 LANES: Final = 1024
 ROWS: Final = LEAF // LANES
@@ -194,5 +194,5 @@ def add_rows(products: Wide, out: Wide) -> None:
 
 def quickest_loops() -> Loops:
     """Loops for one worker: compiled ones where numba is installed."""
-    compiled = module_with("numba", "mergepipe.stats.compiled")
+    compiled = compiled_module("mergepipe.stats.compiled")
     return NumpyLoops() if compiled is None else compiled.CompiledLoops()

@@ -45,6 +45,8 @@ def root(
 
 def main() -> None:
     """Run one command. Exit codes: 0 done, 2 usage or config, 3 inputs refused, 4 budget not met, 1 else."""
+    # numpy's library of linear algebra, of which nothing here is used, would start a thread a core, each to spin first.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Modules and plans are many small objects that live to the end: looking among them for garbage, as often as is
     # usual, took longer than some plans.
     gc.set_threshold(_GARBAGE_AFTER)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from mergepipe.errors import SourceError, UsageError
-from mergepipe.index.build import cost_to_ensure, ensure
+from mergepipe.index.build import ensure
 from mergepipe.index.index_file import DENSITIES
 from mergepipe.index.model import Knowledge, Pair, Wanted
 from mergepipe.index.storage import Shelf
+from mergepipe.index.survey import survey
 from mergepipe.stats.contract import BandL1Need, MaskedL1Need, Need, RankedMaskL1Need, RankNeed, TrimmedL1Need, TrimNeed
 from mergepipe.stats.magnitudes import kept_count
 from mergepipe.store.contract import Purpose
@@ -46,8 +47,8 @@ def learn(
 ) -> Knowledge:
     """`ensure` with a fresh meter; what was announced is what is read."""
     meter = Meter()
-    cost = cost_to_ensure(pairs, wanted, blocks, shelf, MEMORY, 2)
-    found = ensure(pairs, wanted, blocks, shelf, meter, MEMORY, 2, **more)
+    cost = survey(pairs, wanted, blocks, shelf).cost(MEMORY, 2)
+    found = ensure(survey(pairs, wanted, blocks, shelf), meter, MEMORY, 2, **more)
     assert found.index_bytes == meter.spent().bytes[Purpose.INDEX] == cost
     assert sum(meter.spent().bytes.values()) == found.index_bytes
     return found
@@ -101,7 +102,7 @@ def test_memory_and_threads_do_not_show(tmp_path: Path) -> None:
     pairs = pairs_of(small_family(tmp_path, experts=3))
     reference = learn(pairs).indices
     for memory, threads in ((16 << 20, 1), (1 << 30, 4)):
-        found = ensure(pairs, [], True, None, Meter(), memory, threads).indices
+        found = ensure(survey(pairs, [], True, None), Meter(), memory, threads).indices
         assert all(same_index(a, b) for a, b in zip(found, reference, strict=True))
 
 
@@ -203,7 +204,7 @@ def test_a_changed_model_is_indexed_anew(tmp_path: Path) -> None:
     os.utime(file, ns=times)
     pairs = pairs_of(models)
     meter = Meter()
-    found = ensure(pairs, [Wanted(0, "up", MASK)], True, shelf, meter, MEMORY, 2)
+    found = ensure(survey(pairs, [Wanted(0, "up", MASK)], True, shelf), meter, MEMORY, 2)
     assert found.built == first.built[:1]
     assert found.reused == first.built[1:]
     assert found.index_bytes == payload(pairs[0].expert) + payload(pairs[0].base, pairs[0].expert)
@@ -232,7 +233,7 @@ def test_reading_can_be_forbidden(tmp_path: Path) -> None:
     for blocks, named in ((True, pairs[1].expert.ref), (False, "of up")):
         meter = Meter()
         with pytest.raises(UsageError, match="--no-index-reads") as caught:
-            ensure(pairs, wanted, blocks, shelf, meter, MEMORY, 1, None, False)
+            ensure(survey(pairs, wanted, blocks, shelf), meter, MEMORY, 1, None, False)
         assert named in str(caught.value)
         assert meter.spent().bytes[Purpose.INDEX] == 0
     learn(pairs, wanted, shelf=shelf)
@@ -299,7 +300,7 @@ def test_a_model_that_changes_while_it_is_read(tmp_path: Path) -> None:
     file = models[1] / "model.safetensors"
     pairs = pairs_of(models)
     with pytest.raises(SourceError, match=r"expert1/model\.safetensors: changed while"):
-        ensure(pairs, [], True, shelf, Meter(), MEMORY, 1, lambda *_: os.utime(file, ns=(1, 1)))
+        ensure(survey(pairs, [], True, shelf), Meter(), MEMORY, 1, lambda *_: os.utime(file, ns=(1, 1)))
     assert not shelf.path(pairs[0]).exists()
 
 
@@ -312,7 +313,7 @@ def test_a_second_run_waits_and_finds_the_index(tmp_path: Path) -> None:
     def run() -> None:
         pairs = pairs_of(models)
         started.wait()
-        found.append(ensure(pairs, [], True, shelf, Meter(), MEMORY, 1))
+        found.append(ensure(survey(pairs, [], True, shelf), Meter(), MEMORY, 1))
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mergepipe.core.leaves import LEAF
 from mergepipe.errors import MemoryLimitTooSmall
 from mergepipe.index import group_scan
-from mergepipe.index.groups import gather, group_cost
+from mergepipe.index.groups import gather, survey_groups
 from mergepipe.index.model import Pair, WantedGroup
 from mergepipe.stats.contract import (
     GramNeed,
@@ -65,23 +65,25 @@ def test_threads_memory_and_tiles_do_not_show(
 ) -> None:
     """A fact is a function of the tensors: with few and many threads, little and much memory, short and long runs."""
     pairs, wanted = family(tmp_path, codes, 1), every_need()
-    reference = repr(gather(pairs, wanted, None, Meter(), PLENTY, 1).group_facts)  # to the bit, and the sign of 0
+    reference = repr(
+        gather(survey_groups(pairs, wanted, None), Meter(), PLENTY, 1).group_facts
+    )  # to the bit, and the sign of 0
     # The least memory that will do, and twice that.
     with pytest.raises(MemoryLimitTooSmall) as refused:
-        gather(pairs, wanted, None, Meter(), 1, 1)
+        gather(survey_groups(pairs, wanted, None), Meter(), 1, 1)
     least = refused.value.needed
     while True:
         try:
-            group_cost(pairs, wanted, None, least, 1)
+            survey_groups(pairs, wanted, None).cost(least, 1)
         except MemoryLimitTooSmall as error:
             least = error.needed
         else:
             break
     for memory, threads in ((PLENTY, 2), (PLENTY, 7), (least, 1), (2 * least, 5), (64 << 20, 3)):
-        assert repr(gather(pairs, wanted, None, Meter(), memory, threads).group_facts) == reference
+        assert repr(gather(survey_groups(pairs, wanted, None), Meter(), memory, threads).group_facts) == reference
     for run in (1, 3 * LEAF):
         monkeypatch.setattr(group_scan, "_RUN", run)
-        assert repr(gather(pairs, wanted, None, Meter(), PLENTY, 2).group_facts) == reference
+        assert repr(gather(survey_groups(pairs, wanted, None), Meter(), PLENTY, 2).group_facts) == reference
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -102,10 +104,10 @@ def test_facts_of_odd_shapes(
     needs += [VectorGramNeed(0), VectorGramNeed(-1)] if len(shape) > 1 else []
     wanted = [WantedGroup(together, name, need) for name in "abc" for need in needs]
     wanted += [WantedGroup((0,), name, ImportanceNeed(shape[-1] if shape else 1)) for name in "abc"]
-    found = gather(pairs, wanted, None, Meter(), PLENTY, threads)
-    assert found.group_facts == gather(pairs, wanted, None, Meter(), PLENTY, 1).group_facts
+    found = gather(survey_groups(pairs, wanted, None), Meter(), PLENTY, threads)
+    assert found.group_facts == gather(survey_groups(pairs, wanted, None), Meter(), PLENTY, 1).group_facts
     assert list(found.group_facts) == wanted
-    assert found.index_bytes == group_cost(pairs, wanted, None, PLENTY, threads)
+    assert found.index_bytes == survey_groups(pairs, wanted, None).cost(PLENTY, threads)
 
 
 def test_what_fits_is_read_once(tmp_path: Path) -> None:
@@ -113,13 +115,13 @@ def test_what_fits_is_read_once(tmp_path: Path) -> None:
     pairs = family(tmp_path, ("BF16", "BF16", "BF16"), 2)
     wanted = [WantedGroup((0, 1), "many", VarianceMaskNeed(0.3))]
     once = 3 * 520 * 1024 * 2
-    assert group_cost(pairs, wanted, None, PLENTY, 1) == once
-    assert gather(pairs, wanted, None, Meter(), PLENTY, 1).index_bytes == once
+    assert survey_groups(pairs, wanted, None).cost(PLENTY, 1) == once
+    assert gather(survey_groups(pairs, wanted, None), Meter(), PLENTY, 1).index_bytes == once
     with pytest.raises(MemoryLimitTooSmall) as refused:
-        gather(pairs, wanted, None, Meter(), 1, 1)
+        gather(survey_groups(pairs, wanted, None), Meter(), 1, 1)
     least = refused.value.needed
-    assert group_cost(pairs, wanted, None, least, 1) == 2 * once
-    assert gather(pairs, wanted, None, Meter(), least, 1).index_bytes >= 2 * once
+    assert survey_groups(pairs, wanted, None).cost(least, 1) == 2 * once
+    assert gather(survey_groups(pairs, wanted, None), Meter(), least, 1).index_bytes >= 2 * once
 
 
 def test_too_little_memory_is_said_before_anything_is_read(tmp_path: Path) -> None:
@@ -127,11 +129,11 @@ def test_too_little_memory_is_said_before_anything_is_read(tmp_path: Path) -> No
     pairs, meter = family(tmp_path, ("BF16", "F32", "BF16"), 3), Meter()
     wanted = [WantedGroup((1,), "long", ImportanceNeed(70_000))]
     with pytest.raises(MemoryLimitTooSmall, match="long") as refused:
-        gather(pairs, wanted, None, meter, 1 << 20, 2)
+        gather(survey_groups(pairs, wanted, None), meter, 1 << 20, 2)
     with pytest.raises(MemoryLimitTooSmall):
-        gather(pairs, wanted, None, meter, refused.value.needed - 1, 2)
+        gather(survey_groups(pairs, wanted, None), meter, refused.value.needed - 1, 2)
     assert meter.spent().bytes[Purpose.INDEX] == 0
-    assert gather(pairs, wanted, None, meter, refused.value.needed, 2).group_facts
+    assert gather(survey_groups(pairs, wanted, None), meter, refused.value.needed, 2).group_facts
 
 
 @pytest.mark.parametrize(
@@ -147,11 +149,11 @@ def test_memory_stays_within_its_limit(tmp_path: Path, need: GroupNeed) -> None:
     pairs = pairs_of(write_models(tmp_path, typed(base, "BF16"), *(typed(each, "BF16") for each in moved)))
     together = (0,) if isinstance(need, ImportanceNeed) else (0, 1)
     wanted = [WantedGroup(together, name, need) for name in base]
-    gather(pairs, wanted, None, Meter(), PLENTY, 1)  # what is loaded once and for all
+    gather(survey_groups(pairs, wanted, None), Meter(), PLENTY, 1)  # what is loaded once and for all
     for memory, threads in ((24 << 20, 1), (60 << 20, 3)):
         tracemalloc.start()
         try:
-            found: Any = gather(pairs, wanted, None, Meter(), memory, threads)
+            found: Any = gather(survey_groups(pairs, wanted, None), Meter(), memory, threads)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

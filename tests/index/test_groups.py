@@ -17,7 +17,7 @@ from mergepipe import api
 from mergepipe.checkpoint.opening import open_checkpoint
 from mergepipe.errors import MergePipeError, NonFiniteError, SourceError, UsageError
 from mergepipe.index.group_storage import Group, group_path
-from mergepipe.index.groups import gather, group_cost
+from mergepipe.index.groups import gather, survey_groups
 from mergepipe.index.model import Knowledge, Pair, WantedGroup
 from mergepipe.index.storage import Shelf
 from mergepipe.plan.compose import compose_models
@@ -63,8 +63,10 @@ def test_inner_products_are_the_plain_ones(tmp_path: Path, codes: tuple[str, ...
     wanted = [WantedGroup((0, 1), name, GramNeed()) for name in SHAPES]
     wanted += [WantedGroup((0, 1), name, VectorGramNeed(axis)) for name in ("w", "long") for axis in (-1, 0)]
     meter = Meter()
-    found = gather(pairs, wanted, None, meter, 512 << 20, 2)
-    assert meter.spent().bytes[Purpose.INDEX] == found.index_bytes == group_cost(pairs, wanted, None, 512 << 20, 2)
+    found = gather(survey_groups(pairs, wanted, None), meter, 512 << 20, 2)
+    assert (
+        meter.spent().bytes[Purpose.INDEX] == found.index_bytes == survey_groups(pairs, wanted, None).cost(512 << 20, 2)
+    )
     for each, fact in found.group_facts.items():
         stack = rows[each.tensor]
         vectors = stack[:, None, :]
@@ -84,8 +86,8 @@ def small(folder: Path) -> list[Pair]:
 def learn(pairs: list[Pair], wanted: list[WantedGroup], shelf: Shelf | None, **more: Any) -> Knowledge:
     """`gather` with a fresh meter; what was announced is what is read."""
     meter = Meter()
-    cost = group_cost(pairs, wanted, shelf, MEMORY, 2)
-    found = gather(pairs, wanted, shelf, meter, MEMORY, 2, **more)
+    cost = survey_groups(pairs, wanted, shelf).cost(MEMORY, 2)
+    found = gather(survey_groups(pairs, wanted, shelf), meter, MEMORY, 2, **more)
     assert list(found.group_facts) == wanted
     assert found.index_bytes == meter.spent().bytes[Purpose.INDEX] == cost
     assert sum(meter.spent().bytes.values()) == found.index_bytes
@@ -169,7 +171,7 @@ def test_touched_files_are_hashed_and_the_facts_reused(tmp_path: Path) -> None:
     os.utime(models[2] / "model.safetensors", ns=(5, 5))
     pairs = pairs_of(models)
     with pytest.raises(UsageError, match="--no-index-reads"):
-        gather(pairs, wanted, shelf, Meter(), MEMORY, 2, None, False)
+        gather(survey_groups(pairs, wanted, shelf), Meter(), MEMORY, 2, None, False)
     told: list[tuple[str, int, int]] = []
     found = learn(pairs, wanted, shelf, progress=lambda *each: told.append(each))
     assert found.index_bytes == sum(len(pairs[1].expert.tensors[name].extent) for name in ("up", "embed"))
@@ -192,7 +194,7 @@ def test_facts_of_a_changed_model_are_computed_anew(tmp_path: Path, number: int)
     first = learn(pairs_of(models), wanted, shelf)
     flip(models, number)
     pairs = pairs_of(models)
-    found = gather(pairs, wanted, shelf, Meter(), MEMORY, 2)
+    found = gather(survey_groups(pairs, wanted, shelf), Meter(), MEMORY, 2)
     touched = pairs[0].base if number == 0 else pairs[number - 1].expert
     hashed = sum(len(touched.tensors[name].extent) for name in ("up", "embed"))
     assert found.index_bytes == hashed + bytes_of(pairs, "up")
@@ -232,7 +234,7 @@ def test_reading_can_be_forbidden(tmp_path: Path) -> None:
     """`--no-index-reads` names what would have been read, and nothing is."""
     pairs, meter = small(tmp_path), Meter()
     with pytest.raises(UsageError, match=r"first GramNeed\(\) of up; .*--no-index-reads"):
-        gather(pairs, [WantedGroup((0, 1), "up", GramNeed())], None, meter, MEMORY, 2, None, False)
+        gather(survey_groups(pairs, [WantedGroup((0, 1), "up", GramNeed())], None), meter, MEMORY, 2, None, False)
     assert meter.spent().bytes[Purpose.INDEX] == 0
 
 
@@ -242,7 +244,7 @@ def test_a_model_that_changes_while_it_is_read(tmp_path: Path) -> None:
     file = models[1] / "model.safetensors"
     pairs = pairs_of(models)
     with pytest.raises(SourceError, match=r"expert1/model\.safetensors: changed while"):
-        gather(pairs, EVERY, shelf, Meter(), MEMORY, 2, lambda *_: os.utime(file, ns=(1, 1)))
+        gather(survey_groups(pairs, EVERY, shelf), Meter(), MEMORY, 2, lambda *_: os.utime(file, ns=(1, 1)))
     assert left_on(shelf) == []
 
 
@@ -264,7 +266,7 @@ def test_an_interrupted_run_leaves_nothing_half_written(tmp_path: Path, threads:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        gather(pairs, EVERY, shelf, Meter(), MEMORY, threads, interrupt)
+        gather(survey_groups(pairs, EVERY, shelf), Meter(), MEMORY, threads, interrupt)
     assert left_on(shelf) == []
     assert not [each for each in threading.enumerate() if each.name.startswith("index")]
     assert learn(pairs, EVERY, shelf).group_facts == learn(pairs, EVERY, None).group_facts
@@ -294,7 +296,7 @@ def test_a_second_run_waits_and_finds_the_facts(tmp_path: Path) -> None:
     def run() -> None:
         pairs = pairs_of(models)
         started.wait()
-        found.append(gather(pairs, EVERY, shelf, Meter(), MEMORY, 1))
+        found.append(gather(survey_groups(pairs, EVERY, shelf), Meter(), MEMORY, 1))
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:

@@ -13,6 +13,7 @@ from mergepipe.index import index_file
 from mergepipe.index.build import ensure
 from mergepipe.index.model import DeltaIndex, Pair
 from mergepipe.index.storage import Shelf, default_shelf
+from mergepipe.index.survey import survey
 from mergepipe.stats.contract import (
     BandL1Need,
     Fact,
@@ -49,7 +50,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="module")
 def index(pair: Pair) -> DeltaIndex:
     """Their index, held nowhere."""
-    return ensure([pair], [], True, None, Meter(), 1 << 30, 1).indices[0]
+    return ensure(survey([pair], [], True, None), Meter(), 1 << 30, 1).indices[0]
 
 
 def test_what_is_put_is_found(tmp_path: Path, pair: Pair, index: DeltaIndex) -> None:
@@ -155,7 +156,7 @@ def test_touched_files_are_noticed(tmp_path: Path) -> None:
     """A later time of modification marks the side it is on, and only that."""
     models = small_family(tmp_path / "models", experts=1)
     shelf = Shelf(tmp_path)
-    ensure(pairs_of(models), [], True, shelf, Meter(), 1 << 30, 1)
+    ensure(survey(pairs_of(models), [], True, shelf), Meter(), 1 << 30, 1)
     for touched, expected in ((models[1], (False, True)), (models[0], (True, True))):
         os.utime(touched / "model.safetensors", ns=(1, 1))
         found = shelf.find(pairs_of(models)[0])

@@ -33,6 +33,14 @@ def changed(**keys: Any) -> bytes:
     return json.dumps(json.loads(encode(MANIFEST)) | keys).encode()
 
 
+@given(result=objects)
+def test_file_is_indented_as_the_json_module_does(result: dict[str, Any]) -> None:
+    """However it is made: the text is that of `json.dumps` with an indent of two."""
+    result = {key: value for key, value in result.items() if key not in {"format", "schema", "run", "identity"}}
+    data = encode(replace(MANIFEST, result=result))
+    assert data == json.dumps(json.loads(data), indent=2, ensure_ascii=False).encode() + b"\n"
+
+
 @given(plan=objects, result=objects)
 def test_reading_what_was_written_gives_the_same_manifest(plan: dict[str, Any], result: dict[str, Any]) -> None:
     """Any plan and any result survive the file exactly, so the plan's digest can be recomputed from it."""

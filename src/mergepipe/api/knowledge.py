@@ -13,9 +13,10 @@ from mergepipe.checkpoint.opening import open_checkpoint
 from mergepipe.checkpoint.quantised import refuse_quantised
 from mergepipe.core.units import format_bytes
 from mergepipe.errors import UsageError
-from mergepipe.index.build import cost_to_ensure, ensure
-from mergepipe.index.groups import gather, group_cost
-from mergepipe.index.model import Knowledge, Pair, Wanted, WantedGroup
+from mergepipe.index.build import ensure
+from mergepipe.index.groups import GroupSurvey, gather, survey_groups
+from mergepipe.index.model import Knowledge, Wanted, WantedGroup
+from mergepipe.index.survey import Survey, survey
 from mergepipe.operators.contract import Operator
 from mergepipe.plan.access import wanted_facts, wanted_group_facts
 from mergepipe.plan.budget import Budget
@@ -46,7 +47,8 @@ def build_index(
     composition = compose_models(align(opened[0], opened[1:], options.rules), {}, None, [{} for _ in experts])
     composition.require_aligned()
     pairs = index_pairs(composition, options.block_bytes)
-    return ensure(pairs, [], True, index.shelf, meter, limits.memory, limits.workers, observer.progress, index.reads)
+    found = survey(pairs, [], True, index.shelf)
+    return ensure(found, meter, limits.memory, limits.workers, observer.progress, index.reads)
 
 
 def build_index_of(
@@ -62,8 +64,10 @@ def build_index_of(
     kept, by_token = _needs(bind_prepared(prepared, options), prepared.operator)
     pairs = index_pairs(prepared.composition, options.block_bytes)
     meter, memory, workers, progress = prepared.meter, limits.memory, limits.workers, observer.progress
-    own = ensure(pairs, kept.single, True, index.shelf, meter, memory, workers, progress, index.reads)
-    joint = gather(pairs, kept.together, index.shelf, meter, memory, workers, progress, index.reads)
+    singly = survey(pairs, kept.single, True, index.shelf)
+    own = ensure(singly, meter, memory, workers, progress, index.reads)
+    together = survey_groups(pairs, kept.together, index.shelf)
+    joint = gather(together, meter, memory, workers, progress, index.reads)
     for note in (*own.notes, *joint.notes):
         observer.note(note)
     if by_token:
@@ -97,18 +101,23 @@ def know(
     pairs = index_pairs(prepared.composition, options.block_bytes)
     rows = assembled_pairs(logical, prepared.checkpoints, options.block_bytes)
     full = full_bytes(logical) + sum(len(t.extent) for t in prepared.checkpoints[0].tensors.values())
-    for text in _announcements(pairs, kept, rows, by_token, capped, index, limits):
+    # Each index file is opened once: what is found is announced, and then handed on.
+    singly = survey(pairs, kept.single, capped, index.shelf) if capped or kept.single else None
+    together = survey_groups(pairs, kept.together, index.shelf)
+    rows_singly = survey(rows, by_token.single, False, None)
+    rows_together = survey_groups(rows, by_token.together, None)
+    memory, workers = limits.memory, limits.workers
+    for text in (
+        *_announced(singly, together, memory, workers),
+        *_announced_of_rows(rows_singly, rows_together, by_token, index, memory, workers),
+    ):
         observer.note(f"{text}; the full-read merge itself reads {format_bytes(full)}")
-    meter, memory, workers, progress = prepared.meter, limits.memory, limits.workers, observer.progress
+    meter, progress = prepared.meter, observer.progress
     joint, joint_rows = (
-        gather(of, needs.together, shelf, meter, memory, workers, progress, index.reads)
-        for of, needs, shelf in ((pairs, kept, index.shelf), (rows, by_token, None))
+        gather(each, meter, memory, workers, progress, index.reads) for each in (together, rows_together)
     )
-    of_rows = own = Knowledge()
-    if by_token.single:
-        of_rows = ensure(rows, by_token.single, False, None, meter, memory, workers, progress, index.reads)
-    if capped or kept.single:
-        own = ensure(pairs, kept.single, capped, index.shelf, meter, memory, workers, progress, index.reads)
+    of_rows = ensure(rows_singly, meter, memory, workers, progress, index.reads)
+    own = Knowledge() if singly is None else ensure(singly, meter, memory, workers, progress, index.reads)
     for note in (*joint.notes, *own.notes):
         observer.note(note)
     return replace(
@@ -150,32 +159,28 @@ def _needs(logical: LogicalPlan, operator: Operator) -> tuple[_Needs, _Needs]:
     return kept, computed
 
 
-def _announcements(
-    pairs: Sequence[Pair],
-    kept: _Needs,
-    rows: Sequence[Pair],
-    by_token: _Needs,
-    capped: bool,
-    index: IndexOptions,
-    limits: Limits,
+def _announced(singly: Survey | None, together: GroupSurvey, memory: int, workers: int) -> list[str]:
+    """What will be read for facts that are kept, and why."""
+    own = 0 if singly is None else singly.cost(memory, workers)
+    cost = own + together.cost(memory, workers)
+    if not cost:
+        return []
+    unindexed = own and singly is not None and singly.unindexed
+    why = "no index of these models yet" if unindexed else "facts of whole tensors are needed"
+    return [f"{why}: reading {format_bytes(cost)} (INDEX) first"]
+
+
+def _announced_of_rows(
+    singly: Survey, together: GroupSurvey, needs: _Needs, index: IndexOptions, memory: int, workers: int
 ) -> list[str]:
-    """What will be read for facts, and why. Raises `UsageError` where it is forbidden and no index would help."""
-    memory, workers = limits.memory, limits.workers
-    texts = []
-    own = cost_to_ensure(pairs, kept.single, capped, index.shelf, memory, workers)
-    cost = own + group_cost(pairs, kept.together, index.shelf, memory, workers)
-    if cost:
-        unindexed = capped and own and cost_to_ensure(pairs, [], True, index.shelf, memory, workers)
-        why = "no index of these models yet" if unindexed else "facts of whole tensors are needed"
-        texts.append(f"{why}: reading {format_bytes(cost)} (INDEX) first")
-    cost = cost_to_ensure(rows, by_token.single, False, None, memory, workers)
-    cost += group_cost(rows, by_token.together, None, memory, workers)
-    if cost:
-        if not index.reads:
-            raise UsageError(
-                f"{by_token.why_read}: {format_bytes(cost)} would have to be read for them (INDEX), which "
-                "--no-index-reads forbids. No index helps: leave it out, or plan where reading is allowed "
-                "(`mergepipe plan … -o plan.json`) and merge with --plan plan.json, which has them"
-            )
-        texts.append(f"{by_token.why_read}: reading {format_bytes(cost)} (INDEX) first, as in every run")
-    return texts
+    """The same for tensors put together by token. Raises `UsageError`: where it is forbidden no index would help."""
+    cost = singly.cost(memory, workers) + together.cost(memory, workers)
+    if not cost:
+        return []
+    if not index.reads:
+        raise UsageError(
+            f"{needs.why_read}: {format_bytes(cost)} would have to be read for them (INDEX), which "
+            "--no-index-reads forbids. No index helps: leave it out, or plan where reading is allowed "
+            "(`mergepipe plan … -o plan.json`) and merge with --plan plan.json, which has them"
+        )
+    return [f"{needs.why_read}: reading {format_bytes(cost)} (INDEX) first, as in every run"]

@@ -42,17 +42,19 @@ def run(
     """Doors 8–10: stage, execute, publish. With `recorded`, the result must be what that manifest says."""
     started = datetime.now(UTC)
     disk = LocalDisk()
+    plan = planned.result
+    digest = plan["plan_digest"]  # all of the plan is hashed for it: once
     check_output(out, overwrite, [Path(each.url) for each in planned.checkpoints])
     with output_lock(out):
         check_output(out, overwrite, [Path(each.url) for each in planned.checkpoints])
-        staging = open_staging(out, planned.plan.digest.removeprefix("sha256:"), _inputs_key(planned), disk)
+        staging = open_staging(out, digest.removeprefix("sha256:"), _inputs_key(planned), disk)
         begun = perf_counter()
         receipts = _execute(planned, out, staging, limits, observer)
         executed = perf_counter()
         inputs = input_records(planned, receipts)
         if recorded is not None:
             require_same_inputs(recorded, inputs)
-        sidecars = write_sidecars(planned, staging, receipts)
+        sidecars = write_sidecars(planned, digest, staging, receipts)
         files = tuple(sorted((*(r.file for r in receipts), *sidecars), key=lambda record: record.name))
         if recorded is not None:
             require_same_files(recorded, files)
@@ -60,7 +62,7 @@ def run(
             recipe=planned.recipe,
             method=planned.plan.logical.method,
             seed=planned.plan.logical.seed,
-            plan_digest=planned.plan.digest,
+            plan_digest=digest,
             plan=planned.plan.identity,
             inputs=inputs,
             files=files,
@@ -70,7 +72,7 @@ def run(
             identity = replace(identity, inputs=recorded.identity.inputs)
         seconds = replace(planned.seconds, execute=executed - begun)
         result = merge_result(
-            {**planned.result, "seconds": asdict(seconds)},
+            {**plan, "seconds": asdict(seconds)},
             str(out),
             str(out / MANIFEST_NAME),
             reads_of(receipts),

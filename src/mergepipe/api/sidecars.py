@@ -25,7 +25,9 @@ from mergepipe.store.meter import Meter
 from mergepipe.store.opening import open_store
 
 
-def write_sidecars(planned: Planned, staging: Staging, receipts: Sequence[Receipt]) -> tuple[FileRecord, ...]:
+def write_sidecars(
+    planned: Planned, plan_digest: str, staging: Staging, receipts: Sequence[Receipt]
+) -> tuple[FileRecord, ...]:
     """Everything of the output that is not a tensor, from the base; returns what was written."""
     base = planned.checkpoints[0]
     logical = planned.plan.logical
@@ -46,7 +48,7 @@ def write_sidecars(planned: Planned, staging: Staging, receipts: Sequence[Receip
     if len(receipts) > 1:
         weight_map = {logical.tensors[n].name: file.name for file in logical.files for n in file.tensors}
         texts[WEIGHTS_INDEX] = weights_index(weight_map, output_bytes(logical))
-    texts["README.md"] = model_card(_card(planned)).encode()
+    texts["README.md"] = model_card(_card(planned, plan_digest)).encode()
     with writing(staging.path, staging.advice):
         for name, data in texts.items():
             (staging.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ def write_sidecars(planned: Planned, staging: Staging, receipts: Sequence[Receip
         return tuple(file_record(staging.path, name) for name in sorted(written))
 
 
-def _card(planned: Planned) -> CardFields:
+def _card(planned: Planned, plan_digest: str) -> CardFields:
     logical, access = planned.plan.logical, planned.plan
     share = f"{100 * access.planned_bytes / access.full_bytes:.2f} %" if access.full_bytes else "nothing to read"
     return CardFields(
@@ -69,5 +71,5 @@ def _card(planned: Planned) -> CardFields:
             f"planned: {access.planned_bytes:,} expert bytes ({share})",
         ),
         bound_line=bound_line(bound_object(access)),
-        plan_digest=access.digest,
+        plan_digest=plan_digest,
     )

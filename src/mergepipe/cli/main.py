@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 import mergepipe
 from mergepipe.cli.commands import LazyGroup, register
 from mergepipe.errors import MergePipeError
+
+# New objects less freed ones, of those that may be in cycles.
+_GARBAGE_AFTER: Final = 100_000
 
 app = typer.Typer(
     name="mergepipe",
@@ -41,6 +45,11 @@ def root(
 
 def main() -> None:
     """Run one command. Exit codes: 0 done, 2 usage or config, 3 inputs refused, 4 budget not met, 1 else."""
+    # numpy's library of linear algebra, of which nothing here is used, would start a thread a core, each to spin first.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Modules and plans are many small objects that live to the end: looking among them for garbage, as often as is
+    # usual, took longer than some plans.
+    gc.set_threshold(_GARBAGE_AFTER)
     try:
         app()
     except MergePipeError as error:
@@ -53,6 +62,8 @@ def main() -> None:
     except OSError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)
+    finally:
+        gc.freeze()  # The process ends, and all memory with it: nothing is worth looking for.
 
 
 if __name__ == "__main__":

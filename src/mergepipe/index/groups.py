@@ -26,37 +26,34 @@ _Key = tuple[tuple[str, str], ...]
 
 
 def gather(
-    pairs: Sequence[Pair],
-    wanted: Sequence[WantedGroup],
-    shelf: Shelf | None,
+    surveyed: GroupSurvey,
     meter: Meter,
     memory: int,
     threads: int,
     progress: Progress | None = None,
     allow_reads: bool = True,
 ) -> Knowledge:
-    """Answer every need in `wanted`, as `group_facts`.
+    """Answer every need that was surveyed, as `group_facts`.
 
     `memory` bounds data buffers in bytes and `threads` the workers; neither changes what is found.
-    `progress` is told a stage, bytes done and bytes in all. Without `shelf` nothing is kept. Raises
+    `progress` is told a stage, bytes done and bytes in all. Without a shelf nothing is kept. Raises
     `UsageError` if something is missing and reading is not allowed.
     """
     before = meter.spent().bytes[Purpose.INDEX]
-    state = _survey(pairs, wanted, shelf)
+    state, shelf = surveyed, surveyed.shelf
     if not allow_reads:
-        _refuse(state, memory, threads)
-    reader = _Reader(pairs, meter, memory, threads, progress)
+        state.require_known(memory, threads)
+    reader = _Reader(state.pairs, meter, memory, threads, progress)
     built: list[_Key] = []
     with ExitStack() as stack:
         if state.lacking:
             if shelf is not None:
                 paths = [group_path(shelf.folder, state.groups[key]) for key in state.lacking]
                 stack.enter_context(locked(shelf.folder, paths))
-                # Another run may have found them while this one waited.
-                state = _survey(pairs, wanted, shelf)
-            state = _recheck(state, reader, shelf)
+                state = state.again()  # another run may have found them while this one waited
+            state = _recheck(state, reader)
             built = list(state.open)
-            state = _learn(state, reader, shelf)
+            state = _learn(state, reader)
     paths_of = {} if shelf is None else {key: str(group_path(shelf.folder, each)) for key, each in state.groups.items()}
     return Knowledge(
         group_facts={each: state.found[key].answers[question].fact for each, (key, question) in state.asked.items()},
@@ -67,25 +64,17 @@ def gather(
     )
 
 
-def group_cost(
-    pairs: Sequence[Pair], wanted: Sequence[WantedGroup], shelf: Shelf | None, memory: int, threads: int
-) -> int:
-    """Bytes `gather` would read; reads nothing but the shelf.
-
-    Looks that only reading tells the need of are not in the figure, nor is the computing of facts of files that
-    were touched and turn out to be changed.
-    """
-    return _cost(_survey(pairs, wanted, shelf), memory, threads)
-
-
-@dataclass(frozen=True, slots=True)
-class _Survey:
-    """What is known and what is not, by group.
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupSurvey:
+    """What is known of what `wanted` asks of `pairs`, and what is not, by group.
 
     `found` holds the answers on the shelf; of those in `doubtful` files were touched since. `open` are questions
-    to be computed. `jobs` has what each question asked now reads.
+    to be computed. `jobs` has what each question asked now reads. Nothing is on a `shelf` that is None.
     """
 
+    pairs: Sequence[Pair]
+    wanted: Sequence[WantedGroup]
+    shelf: Shelf | None
     asked: Mapping[WantedGroup, tuple[_Key, Question]]
     groups: Mapping[_Key, Group]
     jobs: Mapping[tuple[_Key, Question], GroupJob]
@@ -101,8 +90,32 @@ class _Survey:
     def open_jobs(self) -> list[GroupJob]:
         return [self.jobs[key, question] for key, questions in self.open.items() for question in questions]
 
+    def again(self) -> GroupSurvey:
+        """The same looked up anew: another run may have put something on the shelf since."""
+        return survey_groups(self.pairs, self.wanted, self.shelf)
 
-def _survey(pairs: Sequence[Pair], wanted: Sequence[WantedGroup], shelf: Shelf | None) -> _Survey:
+    def cost(self, memory: int, threads: int) -> int:
+        """Bytes that will be read to know the rest.
+
+        Looks that only reading tells the need of are not in the figure, nor is the computing of facts of files that
+        were touched and turn out to be changed.
+        """
+        digests = sum(part.bytes for part in _touched_parts(self))
+        return digests + sum(foreseen_bytes(self.open_jobs, memory, threads))
+
+    def require_known(self, memory: int, threads: int) -> None:
+        """Raises `UsageError` if anything would have to be read."""
+        lacking = [each for part in (self.open, self.doubtful) for questions in part.values() for each in questions]
+        if lacking:
+            raise UsageError(
+                f"facts of several models together that no index holds are needed: {len(lacking)}, the first "
+                f"{lacking[0].need} of {lacking[0].base}; {format_bytes(self.cost(memory, threads))} would have to be "
+                "read (INDEX), which --no-index-reads forbids: leave it out, or run `mergepipe index` of the recipe"
+            )
+
+
+def survey_groups(pairs: Sequence[Pair], wanted: Sequence[WantedGroup], shelf: Shelf | None) -> GroupSurvey:
+    """Look up what `wanted` needs; reads nothing but the shelf."""
     tensors = [{tensor.name: tensor for tensor in pair.tensors} for pair in pairs]
     keys: dict[tuple[int, ...], _Key] = {}
     groups: dict[_Key, Group] = {}
@@ -125,7 +138,7 @@ def _survey(pairs: Sequence[Pair], wanted: Sequence[WantedGroup], shelf: Shelf |
             open_.setdefault(key, []).append(question)
         elif not found[key].fresh:
             doubtful.setdefault(key, []).append(question)
-    return _Survey(asked, groups, jobs, found, doubtful, open_)
+    return GroupSurvey(pairs, wanted, shelf, asked, groups, jobs, found, doubtful, open_)
 
 
 def _job(wanted: WantedGroup, members: Sequence[tuple[Pair, PairTensor]]) -> GroupJob:
@@ -137,28 +150,14 @@ def _job(wanted: WantedGroup, members: Sequence[tuple[Pair, PairTensor]]) -> Gro
     )
 
 
-def _cost(state: _Survey, memory: int, threads: int) -> int:
-    digests = sum(part.bytes for part in _touched_parts(state))
-    return digests + sum(foreseen_bytes(state.open_jobs, memory, threads))
-
-
-def _refuse(state: _Survey, memory: int, threads: int) -> None:
-    lacking = [each for part in (state.open, state.doubtful) for questions in part.values() for each in questions]
-    if lacking:
-        raise UsageError(
-            f"facts of several models together that no index holds are needed: {len(lacking)}, the first "
-            f"{lacking[0].need} of {lacking[0].base}; {format_bytes(_cost(state, memory, threads))} would have to be "
-            "read (INDEX), which --no-index-reads forbids: leave it out, or run `mergepipe index` of the recipe"
-        )
-
-
 # --- files that were touched
 
 
-def _recheck(state: _Survey, reader: _Reader, shelf: Shelf | None) -> _Survey:
+def _recheck(state: GroupSurvey, reader: _Reader) -> GroupSurvey:
     """Hash the tensors asked for in files that were touched: what is the same is used, the rest is to be computed."""
     if not state.doubtful:
         return state
+    shelf = state.shelf
     parts = _touched_parts(state)
     digests = dict(zip(parts, reader.digests(parts), strict=True))
     found, open_ = dict(state.found), {key: list(questions) for key, questions in state.open.items()}
@@ -183,7 +182,7 @@ def _touched(job: GroupJob, found: FoundGroup) -> list[tuple[int, Part]]:
     return [(place, part) for place, part in enumerate(job.parts) if found.touched[place]]
 
 
-def _touched_parts(state: _Survey) -> list[Part]:
+def _touched_parts(state: GroupSurvey) -> list[Part]:
     parts: dict[Part, None] = {}
     for key, questions in state.doubtful.items():
         for question in questions:
@@ -194,10 +193,11 @@ def _touched_parts(state: _Survey) -> list[Part]:
 # --- reading
 
 
-def _learn(state: _Survey, reader: _Reader, shelf: Shelf | None) -> _Survey:
+def _learn(state: GroupSurvey, reader: _Reader) -> GroupSurvey:
     """Compute what is missing, and keep it."""
     if not state.open:
         return state
+    shelf = state.shelf
     finds = iter(reader.scan(state.open_jobs))
     found = dict(state.found)
     for key, questions in state.open.items():

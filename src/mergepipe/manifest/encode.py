@@ -38,7 +38,9 @@ def encode(manifest: Manifest) -> bytes:
     # What a person looks for comes first: the identity holds the whole plan.
     document["run"] = _in_order(manifest.run)
     document["identity"] = _in_order(manifest.identity)
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+    # Indented as `json.dumps(indent=2)` would, which encodes value by value in Python to do so.
+    return msgspec.json.format(text, indent=2) + b"\n"
 
 
 def decode(data: bytes, where: Path | str) -> Manifest:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -37,6 +39,8 @@ from mergepipe.store.contract import ByteStore
 # Elements read at once where memory allows: above this, larger reads gain nothing on a local disk.
 _SPAN: Final = 1 << 19
 _BATCH: Final = 8
+# Reads under way at once; a local disk answers four as quickly as it can.
+_READERS: Final = 4
 # Bytes from which on compiled loops save more than loading them takes.
 _WORTH_COMPILING: Final = 256 << 20
 
@@ -113,8 +117,9 @@ def scan(
     workers = max(1, min(threads, len(jobs), memory // max(1, least)))
     sizes = [_payload(job) for job in jobs]
     loops = quickest_loops if sum(sizes) >= _WORTH_COMPILING else NumpyLoops
-    run = _Run(stores, memory // workers, advance, loops)
-    return on_threads(run.job, jobs, sizes, workers, run.stop)
+    with ThreadPoolExecutor(_READERS, "index-read") as readers:
+        run = _Run(stores, memory // workers, advance, loops, readers)
+        return on_threads(run.job, jobs, sizes, workers, run.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,8 @@ def foreseen_bytes(job: TensorJob, memory: int, threads: int) -> int:
 class _Group:
     """Experts of a job that are worked through together, and how memory is spent on them.
 
-    `raw` is the size of all read buffers, `held` of what is kept of the experts' tensors from leaf to leaf;
+    `raw` is the size of all read buffers, where each source has `slots` (see `RawTiles`), `held` of what is
+    kept of the experts' tensors from leaf to leaf;
     `rooms` and `working` are what the counting of magnitudes may take per expert and for the one that is
     being finished, `ranking` what the ranking of rows takes.
     """
@@ -182,6 +188,7 @@ class _Group:
     experts: tuple[ExpertJob, ...]
     keep: bool
     span: int
+    slots: int
     raw: int
     held: int
     rooms: tuple[int, ...]
@@ -203,7 +210,8 @@ def _group(
     working = max((_working_bytes(e, room) for e, room in zip(experts, rooms, strict=True)), default=0)
     ranking = max((ranked.working_bytes(need) for e in experts for need in e.ranked), default=0)
     states = sum(_state_bytes(job, e, room) for e, room in zip(experts, rooms, strict=True))
-    return _Group(experts, keep, span, raw_bytes(held, span, keep), states, rooms, working, ranking)
+    slots = 2 if span > LEAF else 1
+    return _Group(experts, keep, span, slots, raw_bytes(held, span, keep, slots), states, rooms, working, ranking)
 
 
 def _arrange(job: TensorJob, memory: int) -> list[_Group]:
@@ -322,8 +330,10 @@ class _Run:
         memory: int,
         advance: Callable[[int], None],
         loops: Callable[[], Loops],
+        readers: Executor,
     ) -> None:
-        self._stores, self._memory, self._advance, self._loops = stores, memory, advance, loops
+        self._stores, self._memory, self._advance = stores, memory, advance
+        self._loops, self._readers = loops, readers
         self._local = threading.local()
         self._stopped = threading.Event()
 
@@ -342,7 +352,7 @@ class _Run:
             for group in _arrange(job, self._memory):
                 raw = self._local.workspace.raw(group.raw, self._memory - _WORKSPACE_BYTES - group.bytes)
                 pass_ = _GroupPass(job, group, self._stores, self._local.workspace, raw, base is None)
-                pass_.read(self._advance, self._stopped)
+                pass_.read(self._advance, self._stopped, self._readers)
                 finds += pass_.finish(self._advance, self._stopped)
                 base = base or pass_.base
         return TensorFinds(base.facts() if base else None, tuple(finds))
@@ -364,7 +374,7 @@ class _GroupPass:
         self._elements = _base_elements(job, group.experts)
         sources = [Source(stores[job.source], job.tensor, self._elements)]
         sources += [Source(stores[e.source], e.tensor, e.elements) for e in group.experts]
-        self._tiles = RawTiles(sources, group.span, group.keep, raw)
+        self._tiles = RawTiles(sources, group.span, group.keep, raw, group.slots)
         blocks = -(-job.tensor.elements // job.block)
         self.base = _BaseTable(blocks) if job.blocks and first else None
         self._experts = [
@@ -372,16 +382,17 @@ class _GroupPass:
             for e, room in zip(group.experts, group.rooms, strict=True)
         ]
 
-    def read(self, advance: Callable[[int], None], stopped: threading.Event) -> None:
+    def read(self, advance: Callable[[int], None], stopped: threading.Event, readers: Executor) -> None:
         """The first look."""
-        job, tiles = self._job, self._tiles
-        for start, stop in spans(self._elements, job.block, self._group.span):
-            if stopped.is_set():
-                return
-            raws = [tiles.raw(place, start, stop) for place in range(1 + len(self._experts))]
-            for leaf in leaves(start, stop, job.tensor.elements, job.block):
-                self._leaf(leaf, start, raws)
-            advance(sum(raw.size for raw in raws))
+        job = self._job
+        runs = list(spans(self._elements, job.block, self._group.span))
+        with closing(self._tiles.ahead(runs, readers)) as tiles:
+            for (start, stop), raws in zip(runs, tiles, strict=True):
+                if stopped.is_set():
+                    return
+                for leaf in leaves(start, stop, job.tensor.elements, job.block):
+                    self._leaf(leaf, start, raws)
+                advance(sum(raw.size for raw in raws))
 
     def finish(self, advance: Callable[[int], None], stopped: threading.Event) -> list[ExpertFinds]:
         """Second looks, and what was learnt."""

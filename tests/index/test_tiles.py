@@ -138,10 +138,10 @@ def test_a_failed_read_is_raised_when_no_other_is_under_way() -> None:
 
     source = Source(Failing({"file": CONTENT}), TensorInfo("a", "BF16", (300,), Extent("file", 10, 610)), 300)
     tiles = RawTiles([source, source], 100, False, np.empty(raw_bytes([(300, 2)] * 2, 100, False, 2), np.uint8), 2)
-    with ThreadPoolExecutor(4) as readers, pytest.raises(SourceError, match="gone"):
-        for _ in tiles.ahead([(0, 100), (100, 200), (200, 300)], readers):
-            pass
-    assert running == []
+    with ThreadPoolExecutor(4) as readers:
+        with pytest.raises(SourceError, match="gone"):
+            list(tiles.ahead([(0, 100), (100, 200), (200, 300)], readers))
+        assert running == []
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -22,6 +22,7 @@ DYNAMIC_IMPORTS = {
     "operators/registry.py": "a built-in merge method is found by its module being there",
     "cli/commands.py": "a command is loaded when it is run, so that help and typing errors come at once",
     "stats/loops.py": "compiled loops need numba, which may not be installed",
+    "stats/runs.py": "compiled runs need numba, which may not be installed",
     "sidecar/tokenizer.py": "the tokenizers library is loaded only where a vocabulary is read",
     "cli/demo.py": "only this command needs torch, which may not be installed",
 }

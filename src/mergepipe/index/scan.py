@@ -121,7 +121,7 @@ def scan(
     compiled = sum(sizes) >= _WORTH_COMPILING
     loops, runs = (quickest_loops, quickest_runs) if compiled else (NumpyLoops, no_runs)
     with ThreadPoolExecutor(_READERS, "index-read") as readers:
-        run = _Run(stores, memory // workers, advance, lambda: _Workspace(loops(), runs()), readers)
+        run = _Run(stores, memory // workers, advance, lambda: _Workspace(loops(), runs), readers)
         return on_threads(run.job, jobs, sizes, workers, run.stop)
 
 
@@ -286,21 +286,31 @@ def _compute(job: TensorJob, expert: ExpertJob) -> np.dtype[Any]:
 
 # The base's leaf and the absolute values of a delta, up to float64; sums, counting, a mask.
 _WORKSPACE_BYTES: Final = (
-    2 * LEAF * 8 + accumulators.workspace_bytes(_BATCH) + LEAF * 8 + magnitudes.LEAF_BYTES + LEAF * 8 + RUNS_BYTES
+    2 * LEAF * 8 + accumulators.workspace_bytes(_BATCH) + LEAF * 8 + magnitudes.LEAF_BYTES + LEAF * 8
 )
 
 
 class _Workspace:
     """One worker's buffers."""
 
-    def __init__(self, loops: Loops, runs: Runs | None) -> None:
-        self.loops, self.runs = loops, runs
+    def __init__(self, loops: Loops, runs: Callable[[], Runs | None]) -> None:
+        self.loops = loops
         self.signs = SketchSigns()
         self.base_leaves = BaseLeaves()
         self.batch = DeltaBatch(_BATCH, self.signs)
         self._base = np.empty(LEAF)
         self._magnitudes = np.empty(LEAF)
         self._raw = np.empty(0, np.uint8)
+        self._new_runs = runs
+        self._runs: Runs | None = None
+
+    def runs(self, spare: int) -> Runs | None:
+        """Calls for runs of leaves, if there are any and `spare` bytes are enough: nothing else depends on it."""
+        if spare < RUNS_BYTES:
+            self._runs = None
+        elif self._runs is None:
+            self._runs = self._new_runs()
+        return self._runs
 
     def raw(self, size: int, spare: int) -> NDArray[np.uint8]:
         """At least `size` bytes for reads; those of the last time, if they are no more than `spare` bytes too many."""
@@ -354,8 +364,10 @@ class _Run:
         # Overflow and NaN are data here: they are counted, not raised.
         with np.errstate(all="ignore"):
             for group in _arrange(job, self._memory):
-                raw = self._local.workspace.raw(group.raw, self._memory - _WORKSPACE_BYTES - group.bytes)
-                pass_ = _GroupPass(job, group, self._stores, self._local.workspace, raw, base is None)
+                spare = self._memory - _WORKSPACE_BYTES - group.bytes
+                runs = self._local.workspace.runs(spare)
+                raw = self._local.workspace.raw(group.raw, spare - (RUNS_BYTES if runs else 0))
+                pass_ = _GroupPass(job, group, self._stores, self._local.workspace, runs, raw, base is None)
                 pass_.read(self._advance, self._stopped, self._readers)
                 finds += pass_.finish(self._advance, self._stopped)
                 base = base or pass_.base
@@ -371,6 +383,7 @@ class _GroupPass:
         group: _Group,
         stores: Mapping[str, ByteStore],
         workspace: _Workspace,
+        runs: Runs | None,
         raw: NDArray[np.uint8],
         first: bool,
     ) -> None:
@@ -386,7 +399,7 @@ class _GroupPass:
             for e, room in zip(group.experts, group.rooms, strict=True)
         ]
         kinds = {tensor.dtype for tensor in (job.tensor, *(e.tensor for e in group.experts))}
-        self._runs = workspace.runs if kinds == {"BF16"} else None
+        self._runs = runs if kinds == {"BF16"} else None
         self._by_runs = job.blocks and all(expert.counts_only for expert in self._experts)
 
     def read(self, advance: Callable[[int], None], stopped: threading.Event, readers: Executor) -> None:

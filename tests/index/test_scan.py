@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mergepipe.index.scan as scan_module
 from mergepipe.core.leaves import LEAF, block_digest, leaf_digests
 from mergepipe.errors import MemoryLimitTooSmall, SourceError
 from mergepipe.index.model import Pair
@@ -130,6 +131,29 @@ def test_sums_do_not_show_how_they_were_made(models: list[Path], block_bytes: in
         assert flat(Bench(pairs).run([job], memory, threads)) == flat(reference)
     alone = [Bench(pairs).run([with_sums(job_of([pair]))])[0].experts[0] for pair in pairs]
     assert flat([TensorFinds(reference[0].base, tuple(alone))]) == flat(reference)
+
+
+@pytest.mark.parametrize("block_bytes", [5000, 1 << 20])
+def test_runs_of_leaves_do_not_show(
+    tmp_path: Path, models: list[Path], block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled or not, with what is not finite in base or expert, and where an expert ends early: the same bits."""
+    draw = np.random.default_rng(5)
+    base = 0.02 * draw.standard_normal((ROWS, ROW))
+    experts = [base + 1e-3 * draw.standard_t(3, base.shape) for _ in range(3)]
+    base[3, 4], experts[1][800, 9], experts[1][0, 0] = np.inf, np.nan, -np.inf
+    dense = base + draw.standard_normal(base.shape)
+    values = ({"w": ("BF16", each)} for each in (base, *experts[:2], experts[2][:700], dense))
+    pairs = pairs_of(write_models(tmp_path, *values), block_bytes)
+    job = replace(job_of(pairs), experts=tuple(replace(e, masks=()) for e in job_of(pairs).experts))
+    reference = flat(Bench(pairs).run([job]))
+    monkeypatch.setattr(scan_module, "_WORTH_COMPILING", 0)
+    for memory, threads in ((PLENTY, 1), (13 << 20, 1), (15 << 20, 1), (PLENTY, 3)):
+        assert flat(Bench(pairs).run([job], memory, threads)) == reference
+    others = pairs_of(models, block_bytes)
+    compiled = flat(Bench(others).run([with_sums(job_of(others))]))
+    monkeypatch.undo()
+    assert flat(Bench(others).run([with_sums(job_of(others))])) == compiled
 
 
 @pytest.mark.parametrize("blocks", [True, False])

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -18,9 +20,10 @@ from numpy.typing import NDArray
 from mergepipe.checkpoint.model import TensorInfo
 from mergepipe.core.digest import bytes_digest
 from mergepipe.core.dtypes import FloatArray, decode
-from mergepipe.core.leaves import LEAF, block_digest
+from mergepipe.core.leaves import LEAF
 from mergepipe.errors import MemoryLimitTooSmall
 from mergepipe.index.model import BaseFacts, BlockFacts
+from mergepipe.index.tables import BaseTable, BlockDigests, DeltaTable
 from mergepipe.index.tiles import Leaf, RawTiles, Source, leaves, raw_bytes, spans
 from mergepipe.index.workers import on_threads
 from mergepipe.stats import accumulators, banded, magnitudes, masked, ranked
@@ -31,12 +34,15 @@ from mergepipe.stats.loops import LeafLook, Loops, NumpyLoops, Tally, quickest_l
 from mergepipe.stats.magnitudes import MagnitudeCut, Magnitudes
 from mergepipe.stats.masked import MaskedL1Sums
 from mergepipe.stats.ranked import RankedMaskL1Sums
-from mergepipe.stats.sketch import SKETCH, SketchSigns
+from mergepipe.stats.runs import RUN, RUNS_BYTES, Runs, no_runs, quickest_runs
+from mergepipe.stats.sketch import SketchSigns
 from mergepipe.store.contract import ByteStore
 
 # Elements read at once where memory allows: above this, larger reads gain nothing on a local disk.
 _SPAN: Final = 1 << 19
 _BATCH: Final = 8
+# Reads under way at once; a local disk answers four as quickly as it can.
+_READERS: Final = 4
 # Bytes from which on compiled loops save more than loading them takes.
 _WORTH_COMPILING: Final = 256 << 20
 
@@ -112,9 +118,11 @@ def scan(
         raise MemoryLimitTooSmall(f"reading {tensor} for the index", least, memory)
     workers = max(1, min(threads, len(jobs), memory // max(1, least)))
     sizes = [_payload(job) for job in jobs]
-    loops = quickest_loops if sum(sizes) >= _WORTH_COMPILING else NumpyLoops
-    run = _Run(stores, memory // workers, advance, loops)
-    return on_threads(run.job, jobs, sizes, workers, run.stop)
+    compiled = sum(sizes) >= _WORTH_COMPILING
+    loops, runs = (quickest_loops, quickest_runs) if compiled else (NumpyLoops, no_runs)
+    with ThreadPoolExecutor(_READERS, "index-read") as readers:
+        run = _Run(stores, memory // workers, advance, lambda: _Workspace(loops(), runs), readers)
+        return on_threads(run.job, jobs, sizes, workers, run.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +146,7 @@ def scan_digests(
     stopped = threading.Event()
 
     def run(job: DigestJob) -> NDArray[np.uint64]:
-        digests = _BlockDigests(-(-job.elements // job.block))
+        digests = BlockDigests(-(-job.elements // job.block))
         held = raw_bytes([(job.elements, job.tensor.storage.itemsize)], _SPAN, False)
         source = Source(stores[job.source], job.tensor, job.elements)
         tiles = RawTiles([source], _SPAN, False, np.empty(held, np.uint8))
@@ -174,7 +182,8 @@ def foreseen_bytes(job: TensorJob, memory: int, threads: int) -> int:
 class _Group:
     """Experts of a job that are worked through together, and how memory is spent on them.
 
-    `raw` is the size of all read buffers, `held` of what is kept of the experts' tensors from leaf to leaf;
+    `raw` is the size of all read buffers, where each source has `slots` (see `RawTiles`), `held` of what is
+    kept of the experts' tensors from leaf to leaf;
     `rooms` and `working` are what the counting of magnitudes may take per expert and for the one that is
     being finished, `ranking` what the ranking of rows takes.
     """
@@ -182,6 +191,7 @@ class _Group:
     experts: tuple[ExpertJob, ...]
     keep: bool
     span: int
+    slots: int
     raw: int
     held: int
     rooms: tuple[int, ...]
@@ -203,7 +213,8 @@ def _group(
     working = max((_working_bytes(e, room) for e, room in zip(experts, rooms, strict=True)), default=0)
     ranking = max((ranked.working_bytes(need) for e in experts for need in e.ranked), default=0)
     states = sum(_state_bytes(job, e, room) for e, room in zip(experts, rooms, strict=True))
-    return _Group(experts, keep, span, raw_bytes(held, span, keep), states, rooms, working, ranking)
+    slots = 2 if span > LEAF else 1
+    return _Group(experts, keep, span, slots, raw_bytes(held, span, keep, slots), states, rooms, working, ranking)
 
 
 def _arrange(job: TensorJob, memory: int) -> list[_Group]:
@@ -282,13 +293,24 @@ _WORKSPACE_BYTES: Final = (
 class _Workspace:
     """One worker's buffers."""
 
-    def __init__(self, loops: Loops) -> None:
+    def __init__(self, loops: Loops, runs: Callable[[], Runs | None]) -> None:
         self.loops = loops
+        self.signs = SketchSigns()
         self.base_leaves = BaseLeaves()
-        self.batch = DeltaBatch(_BATCH, SketchSigns())
+        self.batch = DeltaBatch(_BATCH, self.signs)
         self._base = np.empty(LEAF)
         self._magnitudes = np.empty(LEAF)
         self._raw = np.empty(0, np.uint8)
+        self._new_runs = runs
+        self._runs: Runs | None = None
+
+    def runs(self, spare: int) -> Runs | None:
+        """Calls for runs of leaves, if there are any and `spare` bytes are enough: nothing else depends on it."""
+        if spare < RUNS_BYTES:
+            self._runs = None
+        elif self._runs is None:
+            self._runs = self._new_runs()
+        return self._runs
 
     def raw(self, size: int, spare: int) -> NDArray[np.uint8]:
         """At least `size` bytes for reads; those of the last time, if they are no more than `spare` bytes too many."""
@@ -321,9 +343,11 @@ class _Run:
         stores: Mapping[str, ByteStore],
         memory: int,
         advance: Callable[[int], None],
-        loops: Callable[[], Loops],
+        workspace: Callable[[], _Workspace],
+        readers: Executor,
     ) -> None:
-        self._stores, self._memory, self._advance, self._loops = stores, memory, advance, loops
+        self._stores, self._memory, self._advance = stores, memory, advance
+        self._workspace, self._readers = workspace, readers
         self._local = threading.local()
         self._stopped = threading.Event()
 
@@ -334,15 +358,17 @@ class _Run:
     def job(self, job: TensorJob) -> TensorFinds:
         """Learn all that is wanted of one tensor."""
         if not hasattr(self._local, "workspace"):
-            self._local.workspace = _Workspace(self._loops())
-        base: _BaseTable | None = None
+            self._local.workspace = self._workspace()
+        base: BaseTable | None = None
         finds: list[ExpertFinds] = []
         # Overflow and NaN are data here: they are counted, not raised.
         with np.errstate(all="ignore"):
             for group in _arrange(job, self._memory):
-                raw = self._local.workspace.raw(group.raw, self._memory - _WORKSPACE_BYTES - group.bytes)
-                pass_ = _GroupPass(job, group, self._stores, self._local.workspace, raw, base is None)
-                pass_.read(self._advance, self._stopped)
+                spare = self._memory - _WORKSPACE_BYTES - group.bytes
+                runs = self._local.workspace.runs(spare)
+                raw = self._local.workspace.raw(group.raw, spare - (RUNS_BYTES if runs else 0))
+                pass_ = _GroupPass(job, group, self._stores, self._local.workspace, runs, raw, base is None)
+                pass_.read(self._advance, self._stopped, self._readers)
                 finds += pass_.finish(self._advance, self._stopped)
                 base = base or pass_.base
         return TensorFinds(base.facts() if base else None, tuple(finds))
@@ -357,6 +383,7 @@ class _GroupPass:
         group: _Group,
         stores: Mapping[str, ByteStore],
         workspace: _Workspace,
+        runs: Runs | None,
         raw: NDArray[np.uint8],
         first: bool,
     ) -> None:
@@ -364,24 +391,33 @@ class _GroupPass:
         self._elements = _base_elements(job, group.experts)
         sources = [Source(stores[job.source], job.tensor, self._elements)]
         sources += [Source(stores[e.source], e.tensor, e.elements) for e in group.experts]
-        self._tiles = RawTiles(sources, group.span, group.keep, raw)
+        self._tiles = RawTiles(sources, group.span, group.keep, raw, group.slots)
         blocks = -(-job.tensor.elements // job.block)
-        self.base = _BaseTable(blocks) if job.blocks and first else None
+        self.base = BaseTable(blocks) if job.blocks and first else None
         self._experts = [
             _Expert(job, e, blocks, room, group.working, workspace.loops)
             for e, room in zip(group.experts, group.rooms, strict=True)
         ]
+        kinds = {tensor.dtype for tensor in (job.tensor, *(e.tensor for e in group.experts))}
+        self._runs = runs if kinds == {"BF16"} else None
+        self._by_runs = job.blocks and all(expert.counts_only for expert in self._experts)
 
-    def read(self, advance: Callable[[int], None], stopped: threading.Event) -> None:
+    def read(self, advance: Callable[[int], None], stopped: threading.Event, readers: Executor) -> None:
         """The first look."""
-        job, tiles = self._job, self._tiles
-        for start, stop in spans(self._elements, job.block, self._group.span):
-            if stopped.is_set():
-                return
-            raws = [tiles.raw(place, start, stop) for place in range(1 + len(self._experts))]
-            for leaf in leaves(start, stop, job.tensor.elements, job.block):
-                self._leaf(leaf, start, raws)
-            advance(sum(raw.size for raw in raws))
+        job = self._job
+        runs = list(spans(self._elements, job.block, self._group.span))
+        with closing(self._tiles.ahead(runs, readers)) as tiles:
+            for (start, stop), raws in zip(runs, tiles, strict=True):
+                if stopped.is_set():
+                    return
+                every = leaves(start, stop, job.tensor.elements, job.block)
+                if self._runs is not None and self._by_runs:
+                    while batch := list(islice(every, RUN)):
+                        self._run(self._runs, batch, start, raws)
+                else:
+                    for leaf in every:
+                        self._leaf(leaf, start, raws)
+                advance(sum(raw.size for raw in raws))
 
     def finish(self, advance: Callable[[int], None], stopped: threading.Event) -> list[ExpertFinds]:
         """Second looks, and what was learnt."""
@@ -409,6 +445,27 @@ class _GroupPass:
             if not self._group.keep:
                 advance(base.size + sum(raw.size for raw in raws))
 
+    def _run(self, runs: Runs, batch: Sequence[Leaf], start: int, raws: Sequence[NDArray[np.uint8]]) -> None:
+        """What `_leaf` does, for a few leaves at once."""
+        job, workspace = self._job, self._workspace
+        parts = [_part(raws[0], leaf, start, job.tensor) for leaf in batch]
+        if self.base is not None:
+            first = (batch[0].start - start) * job.tensor.storage.itemsize
+            found = runs.base(raws[0][first:], np.array([leaf.stop - batch[0].start for leaf in batch]))
+            finite = np.isfinite(found.largest).tolist()
+            for leaf, part, square, largest, usable in zip(
+                batch, parts, found.squares.tolist(), found.largest.tolist(), finite, strict=True
+            ):
+                if usable:
+                    self.base.add(leaf, square, largest, 0, bytes_digest(memoryview(part)))
+                else:
+                    known = workspace.base_leaves.add(workspace.base(part, job.tensor))
+                    self.base.add(leaf, known.square, known.largest, known.nonfinite, bytes_digest(memoryview(part)))
+        for expert, stored in zip(self._experts, raws[1:], strict=True):
+            covered = [leaf for leaf in batch if leaf.start < expert.job.elements]
+            if covered:
+                expert.feed_run(runs, covered, start, raws[0], stored, workspace)
+
     def _leaf(self, leaf: Leaf, start: int, raws: Sequence[NDArray[np.uint8]]) -> None:
         job, workspace = self._job, self._workspace
         raw = _part(raws[0], leaf, start, job.tensor)
@@ -417,7 +474,7 @@ class _GroupPass:
         if job.blocks:
             known = workspace.base_leaves.add(values)
             if self.base is not None:
-                self.base.add(leaf, known, bytes_digest(memoryview(raw)))
+                self.base.add(leaf, known.square, known.largest, known.nonfinite, bytes_digest(memoryview(raw)))
         batch: list[_Expert] = []
         for expert, stored in zip(self._experts, raws[1:], strict=True):
             raw = _part(stored, leaf, start, expert.job.tensor)
@@ -445,9 +502,13 @@ class _GroupPass:
                     raws = self._tiles.raw(0, start, stop), self._tiles.raw(1 + place, start, stop)
                     for at in range(start, stop, LEAF):
                         leaf = Leaf(0, 0, at, min(at + LEAF, stop), False)
-                        values = self._workspace.base(_part(raws[0], leaf, start, job.tensor), job.tensor)
+                        base = _part(raws[0], leaf, start, job.tensor)
                         raw = _part(raws[1], leaf, start, expert.job.tensor)
-                        yield at, self._workspace.second(raw, expert.job.tensor, values, expert.compute)
+                        if self._runs is not None:
+                            yield at, self._runs.sizes(raw, base)
+                        else:
+                            values = self._workspace.base(base, job.tensor)
+                            yield at, self._workspace.second(raw, expert.job.tensor, values, expert.compute)
 
         return look
 
@@ -458,7 +519,7 @@ class _Expert:
     def __init__(self, job: TensorJob, expert: ExpertJob, blocks: int, room: int, working: int, loops: Loops) -> None:
         self.job = expert
         self.compute = _compute(job, expert)
-        self.table = _DeltaTable(blocks) if job.blocks else None
+        self.table = DeltaTable(blocks) if job.blocks else None
         total = job.tensor.elements
         self._cuts = Magnitudes(expert.elements, total, self.compute, room, working, loops) if expert.ranks else None
         self._found: tuple[MagnitudeCut, ...] = ()
@@ -469,6 +530,61 @@ class _Expert:
     @property
     def tally(self) -> Tally | None:
         return None if self._cuts is None else self._cuts.tally
+
+    @property
+    def counts_only(self) -> bool:
+        """Whether nothing is wanted but block facts and cuts of a tensor that is not stored as a whole."""
+        return self.tally is not None and self._masked is None and not self._ranked
+
+    def feed_run(
+        self,
+        runs: Runs,
+        batch: Sequence[Leaf],
+        start: int,
+        base: NDArray[np.uint8],
+        stored: NDArray[np.uint8],
+        workspace: _Workspace,
+    ) -> None:
+        """The next leaves of the first look, of spans that begin at element `start`."""
+        assert self._cuts is not None
+        assert self.tally is not None
+        assert self.table is not None
+        for leaf in batch:
+            self.table.digest(leaf, bytes_digest(memoryview(_part(stored, leaf, start, self.job.tensor))))
+        while batch:
+            first = batch[0].start
+            ends = np.array([min(leaf.stop, self.job.elements) - first for leaf in batch])
+            sizes = np.diff(ends, prepend=0).tolist()
+            at = (first - start) * self.job.tensor.storage.itemsize
+            closes = self._cuts.closes(sizes)
+            found = runs.delta(stored[at:], base[at:], ends, closes, self.tally.counts, self._cuts.totals)
+            done, batch = batch[: found.leaves], batch[found.leaves :]
+            self._cuts.counted_run(sizes[: found.leaves], found)
+            if np.isfinite(found.largest).all():
+                self.table.add_run(done, found, workspace.signs)
+            else:
+                for number, leaf in enumerate(done):
+                    if np.isfinite(found.largest[number]):
+                        self.table.add_run([leaf], found.only(number), workspace.signs)
+                    else:
+                        self.table.add(leaf, self._products(leaf, start, base, stored, workspace), 0)
+
+    def _products(
+        self,
+        leaf: Leaf,
+        start: int,
+        base: NDArray[np.uint8],
+        stored: NDArray[np.uint8],
+        workspace: _Workspace,
+    ) -> DeltaLeaves:
+        """Facts of a leaf that is not all finite."""
+        tensor = self.job.tensor
+        values = workspace.base(_part(base, leaf, start, tensor), tensor)
+        products = workspace.batch.products(workspace.base_leaves.add(values).values)
+        raw = _part(stored, leaf, start, tensor)
+        look = workspace.loops.leaf(raw, tensor.storage, values, self.compute, None, products)
+        workspace.batch.add(look.largest, look.nonzero, look.nonfinite)
+        return workspace.batch.finish(leaf.number)
 
     def feed(self, start: int, look: LeafLook, workspace: _Workspace) -> None:
         """The next leaf of the first look."""
@@ -506,77 +622,6 @@ class _Expert:
             ranked=tuple(each.fact() for each in self._ranked),
             banded=() if self._banded is None else tuple(self._banded.facts()),
         )
-
-
-class _BlockDigests:
-    """Digests of blocks from those of their leaves, which come in order."""
-
-    def __init__(self, blocks: int) -> None:
-        self._digests = np.zeros(blocks, np.uint64)
-        self._block = 0
-        self._leaves: list[bytes] = []
-
-    def add(self, block: int, leaf: bytes) -> None:
-        if block != self._block:
-            self._close()
-            self._block = block
-        self._leaves.append(leaf)
-
-    def finish(self) -> NDArray[np.uint64]:
-        self._close()
-        return self._digests
-
-    def _close(self) -> None:
-        if self._leaves:
-            self._digests[self._block] = block_digest(self._leaves)
-            self._leaves.clear()
-
-
-class _BaseTable:
-    """Facts of the base's blocks, filled leaf by leaf."""
-
-    def __init__(self, blocks: int) -> None:
-        self._sums = np.zeros((2, blocks))
-        self._nonfinite = np.zeros(blocks, np.int64)
-        self._digests = _BlockDigests(blocks)
-
-    def add(self, leaf: Leaf, known: BaseLeaf, digest: bytes) -> None:
-        self._sums[0, leaf.block] += known.square
-        self._sums[1, leaf.block] = max(self._sums[1, leaf.block], known.largest)
-        self._nonfinite[leaf.block] += known.nonfinite
-        self._digests.add(leaf.block, digest)
-
-    def facts(self) -> BaseFacts:
-        return BaseFacts(np.sqrt(self._sums[0]), self._sums[1], self._nonfinite, self._digests.finish())
-
-
-class _DeltaTable:
-    """Facts of one delta's blocks, filled leaf by leaf; blocks beyond what the expert covers stay zero."""
-
-    def __init__(self, blocks: int) -> None:
-        self._sums = np.zeros((3, blocks))
-        self._largest = np.zeros(blocks)
-        self._counts = np.zeros((2, blocks), np.int64)
-        self._sketch = np.zeros((blocks, SKETCH))
-        self._digests = _BlockDigests(blocks)
-
-    def add(self, leaf: Leaf, found: DeltaLeaves, place: int) -> None:
-        block = leaf.block
-        self._sums[:, block] += found.sums[place]
-        self._largest[block] = max(self._largest[block], found.largest[place])
-        self._counts[:, block] += found.counts[place]
-        self._sketch[block] += found.sketch[place]
-
-    def digest(self, leaf: Leaf, digest: bytes) -> None:
-        self._digests.add(leaf.block, digest)
-
-    def sketch(self) -> NDArray[np.float32]:
-        return self._sketch.astype(np.float32)
-
-    def facts(self) -> BlockFacts:
-        square, absolute, dot = self._sums
-        nonzero, nonfinite = self._counts
-        return BlockFacts(np.sqrt(square), self._largest, absolute, nonzero, nonfinite, dot, self._digests.finish())
 
 
 def _settle(batch: list[_Expert], leaf: Leaf, sums: DeltaBatch) -> None:

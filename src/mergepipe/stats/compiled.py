@@ -25,6 +25,8 @@ def _masks(kind: Any) -> tuple[Any, Any, Any]:
 
 
 _MASKS: Final = {4: _masks(np.uint32), 8: _masks(np.uint64)}
+# Patterns counted without a look at how many it were.
+_AT_ONCE: Final = 2048
 # Lanes summed together: four rows of sums of this many lanes stay in the first-level cache.
 _TOGETHER: Final = 256
 
@@ -161,12 +163,18 @@ def _close(counts: Any, totals: Any) -> Any:
 
 @numba.njit(nogil=True, cache=True)
 def _find(bits: Any, pattern: Any, rank: Any) -> Any:
-    seen = 0
-    for n in range(bits.size):
-        if bits[n] == pattern:
-            seen += 1
-            if seen == rank:
-                return n, seen
+    seen: Any = 0
+    for start in range(0, bits.size, _AT_ONCE):
+        part = bits[start : start + _AT_ONCE]
+        met = np.uint32(0)
+        for n in range(part.size):
+            met += np.uint32(part[n] == pattern)
+        if seen + met >= rank:
+            for n in range(part.size):
+                seen += part[n] == pattern
+                if seen == rank:
+                    return start + n, seen
+        seen += met
     return -1, seen
 
 

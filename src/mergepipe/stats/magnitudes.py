@@ -27,6 +27,7 @@ from mergepipe.core.dtypes import FloatArray
 from mergepipe.core.leaves import LEAF, leaf_spans
 from mergepipe.stats.contract import Fact
 from mergepipe.stats.loops import TOP, Bits, Loops, Tally
+from mergepipe.stats.runs import DeltaRun
 
 Counts = NDArray[np.int64]
 Span = tuple[int, int]
@@ -130,6 +131,28 @@ class Magnitudes:
         if self._filled >= self._size:
             self._close_record()
 
+    @property
+    def totals(self) -> Counts:
+        """Where a record's counts are added to when it is closed."""
+        return self._top
+
+    def closes(self, sizes: Sequence[int]) -> NDArray[np.bool_]:
+        """Which of the next leaves, of these sizes, complete a record."""
+        filled, closing = self._filled, []
+        for size in sizes:
+            closing.append(filled + size >= self._size)
+            filled = 0 if closing[-1] else filled + size
+        return np.array(closing)
+
+    def counted_run(self, sizes: Sequence[int], run: DeltaRun) -> None:
+        """The next leaves, of these sizes, have been counted, and those that complete a record have closed it."""
+        for size, irregular, closed in zip(sizes, run.irregular, run.closed, strict=True):
+            if irregular.size and self._records is not None:
+                self._keep(irregular.copy())
+            self._filled += size
+            if closed is not None:
+                self._closed_record(closed.zero, closed.lowest, closed.counts, closed.largest)
+
     def stored(self, start: int, delta: FloatArray) -> None:
         """The next run of δ or |δ|; `start` is the position of its first element."""
         assert self._few is not None
@@ -170,17 +193,18 @@ class Magnitudes:
     def _close_record(self) -> None:
         counts = self._tally.counts
         first, beyond, largest = self._loops.close(counts, self._top)
-        if self._records is not None:
-            self._record(self._records, first, counts[first:beyond].astype(np.min_scalar_type(largest)))
+        self._closed_record(int(counts[0]), first, counts[first:beyond], largest)
         counts.fill(0)
-        self._closed += self._filled
-        self._filled = 0
 
-    def _record(self, records: list[_Record], lowest: int, above: NDArray[Any]) -> None:
+    def _closed_record(self, zero: int, lowest: int, counts: NDArray[np.uint32], largest: int) -> None:
+        span = self._closed, self._closed + self._filled
+        self._closed, self._filled = span[1], 0
+        if self._records is None:
+            return
+        above = counts.astype(np.min_scalar_type(largest))
         irregular = np.concatenate(self._irregular) if self._irregular else np.empty(0, self._bits)
         self._irregular = []
-        span = self._closed, self._closed + self._filled
-        records.append(_Record(span, int(self._tally.counts[0]), lowest, above, irregular))
+        self._records.append(_Record(span, zero, lowest, above, irregular))
         self._kept_bytes += above.nbytes + 256
         if self._kept_bytes > self._room:
             self._records = None
